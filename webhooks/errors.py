@@ -78,7 +78,7 @@ class NotDone(WebhooksError):
         self.retry_after = retry_after
 
 
-class Snooze(Exception):  # noqa: N818 - a verb: what the phase asks for
+class Snooze(Exception):
     """Ends a phase: try again after `for_` (at least a second); no attempt is charged."""
 
     def __init__(self, for_: timedelta) -> None:
@@ -86,7 +86,7 @@ class Snooze(Exception):  # noqa: N818 - a verb: what the phase asks for
         self.for_ = max(for_, timedelta(seconds=1))
 
 
-class Escalate(Exception):  # noqa: N818
+class Escalate(Exception):
     """Ends a phase or an event: a person has to decide, nothing runs until then."""
 
     def __init__(self, reason: str) -> None:
@@ -94,7 +94,7 @@ class Escalate(Exception):  # noqa: N818
         self.reason = reason
 
 
-class Ignore(Exception):  # noqa: N818
+class Ignore(Exception):
     """Ends an event handler: this event is none of our business, and `reason` says why. Its writes are rolled back."""
 
     def __init__(self, reason: str) -> None:
@@ -102,7 +102,7 @@ class Ignore(Exception):  # noqa: N818
         self.reason = reason
 
 
-class Park(Exception):  # noqa: N818
+class Park(Exception):
     """Ends an event handler: put the delivery aside until its row moves on. Its writes are rolled back.
 
     Args:

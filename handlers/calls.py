@@ -1,0 +1,100 @@
+"""One HTTP call to a provider, and what its answer means for the effect that made it.
+
+==========================================  ==============================================================
+no connection, 4xx, 3xx                     `NotDone`: it certainly did not happen, the next attempt calls again
+429, GitHub's 403 for too many requests     `NotDone(retry_after=…)`: the phase waits that long, uncharged
+5xx, a connection that broke while reading  any other error: nobody knows whether it happened
+==========================================  ==============================================================
+
+Nothing is tried again in here: one effect, one call.
+"""
+
+from __future__ import annotations
+
+import math
+import re
+from collections.abc import Mapping
+from datetime import UTC, datetime, timedelta
+from email.utils import parsedate_to_datetime
+from typing import Any
+
+import httpx
+
+from webhooks import NotDone
+
+TIMEOUT = httpx.Timeout(20, connect=5)
+RATE_LIMIT_PAUSE = timedelta(seconds=60)
+"""How long a 429 without Retry-After asks to wait: Shortcut counts 200 requests a minute and names no time."""
+LONGEST_PAUSE = timedelta(hours=1)
+
+
+class ProviderFailed(Exception):
+    """The provider answered with a 5xx: it may or may not have done what was asked."""
+
+
+async def call(http: httpx.AsyncClient, method: str, path: str, **arguments: Any) -> Any:
+    """Make one call and return the parsed JSON of its answer.
+
+    Args:
+        http: a client whose base URL and headers are the provider's.
+        method: the HTTP method.
+        path: the path below the base URL.
+        **arguments: httpx's own, such as ``json`` or ``params``.
+
+    Raises:
+        NotDone: the call certainly did not happen.
+        ProviderFailed: the provider answered with a 5xx.
+        httpx.TransportError: the connection broke after the request was sent.
+    """
+    try:
+        response = await http.request(method, path, **arguments)
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
+        raise NotDone(f"no connection to {http.base_url.host}: {error or type(error).__name__}") from error
+    if response.is_success:
+        return response.json()
+    complaint = f"{http.base_url.host} answered {response.status_code} to {method} {path}: {_message(response)}"
+    if response.is_server_error:
+        raise ProviderFailed(complaint)
+    raise NotDone(complaint, retry_after=pause(response.status_code, response.headers, datetime.now(UTC)))
+
+
+def pause(status_code: int, headers: Mapping[str, str], now: datetime) -> timedelta | None:
+    """How long the provider asks us to wait before the next call; None where it does not.
+
+    Sources: RFC 9110 §10.2.3 (Retry-After); GitHub, "Rate limits for the REST API" (403 or 429 with
+    ``retry-after`` or ``x-ratelimit-remaining: 0`` and ``x-ratelimit-reset``).
+    """
+    asked = _retry_after(headers.get("retry-after", "").strip(), now)
+    if asked is None and headers.get("x-ratelimit-remaining") == "0":
+        asked = _until(headers.get("x-ratelimit-reset", ""), now)
+    if status_code == 429:
+        asked = asked or RATE_LIMIT_PAUSE
+    elif status_code != 403:
+        return None
+    return None if asked is None else min(max(asked, timedelta(seconds=1)), LONGEST_PAUSE)
+
+
+def _retry_after(value: str, now: datetime) -> timedelta | None:
+    if re.fullmatch(r"[0-9]{1,9}", value):
+        return timedelta(seconds=int(value))
+    try:
+        date = parsedate_to_datetime(value)
+    except ValueError:
+        return None
+    return (date if date.tzinfo else date.replace(tzinfo=UTC)) - now
+
+
+def _until(epoch_seconds: str, now: datetime) -> timedelta | None:
+    if not re.fullmatch(r"[0-9]{1,12}", epoch_seconds):
+        return None
+    return timedelta(seconds=math.ceil(int(epoch_seconds) - now.timestamp()))
+
+
+def _message(response: httpx.Response) -> str:
+    """What the provider says went wrong: its own words where they are JSON, else the beginning of the body."""
+    try:
+        body = response.json()
+        said = [body["message"], *(str(error) for error in body.get("errors") or ())]
+        return "; ".join(said)[:500]
+    except (ValueError, LookupError, TypeError, AttributeError):
+        return response.text[:500].strip() or response.reason_phrase

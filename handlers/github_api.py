@@ -1,0 +1,54 @@
+"""The part of GitHub's REST API that the flow uses. Source: docs.github.com/rest/pulls/pulls."""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+
+import httpx
+from pydantic import TypeAdapter
+
+from handlers.calls import TIMEOUT, call
+from handlers.models import PullRequest
+from handlers.settings import needed, settings
+
+_PULL_REQUESTS = TypeAdapter(list[PullRequest])
+LONGEST_TITLE = 256
+
+
+@asynccontextmanager
+async def github_api() -> AsyncIterator[GitHubApi]:
+    """A client with our token, for our repository.
+
+    Raises:
+        Escalate: there is no token, or no repository is named.
+    """
+    now = settings()
+    token = needed(now.github_token, "WEBHOOKS_GITHUB_TOKEN", "the pull request is opened with it")
+    repository = needed(now.github_repository, "PATCH_GITHUB_REPOSITORY", "owner/name, where pull requests are opened")
+    headers = {
+        "Authorization": f"Bearer {token.get_secret_value()}",
+        "Accept": "application/vnd.github+json",
+        "X-GitHub-Api-Version": "2022-11-28",
+        "User-Agent": "webhooks-patch-flow",
+    }
+    async with httpx.AsyncClient(base_url=now.github_api, headers=headers, timeout=TIMEOUT) as http:
+        yield GitHubApi(http, repository)
+
+
+class GitHubApi:
+    """One method a call; what they raise is said in `handlers.calls`."""
+
+    def __init__(self, http: httpx.AsyncClient, repository: str) -> None:
+        self._http = http
+        self._owner = repository.split("/")[0]
+        self._pulls = f"/repos/{repository}/pulls"
+
+    async def pull_requests(self, branch: str) -> list[PullRequest]:
+        """The pull requests from `branch` of the repository itself, open and closed, the newest first."""
+        params = {"head": f"{self._owner}:{branch}", "state": "all"}
+        return _PULL_REQUESTS.validate_python(await call(self._http, "GET", self._pulls, params=params))
+
+    async def open_pull_request(self, *, title: str, body: str, branch: str, base: str) -> PullRequest:
+        proposal = {"title": title[:LONGEST_TITLE], "body": body, "head": branch, "base": base}
+        return PullRequest.model_validate(await call(self._http, "POST", self._pulls, json=proposal))

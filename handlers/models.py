@@ -1,0 +1,161 @@
+"""The shapes of what comes in: the session's row, and the parts of events and answers that the flow reads."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Any
+
+from pydantic import BaseModel, ConfigDict, Field
+
+
+class PatchSession(BaseModel):
+    """A row of `patch_sessions`: the columns that phases read."""
+
+    sc_id: int
+    title: str
+    story_url: str | None = None
+    question: str | None = None
+    answer: str | None = None
+    patch: str | None = None
+    base_commit: str | None = None
+    opened_at: datetime
+
+    @property
+    def branch(self) -> str:
+        return f"patch/sc-{self.sc_id}"
+
+
+# ---- what Shortcut's events say
+
+
+class Reference(BaseModel):
+    id: int | str
+    entity_type: str
+    name: str | None = None
+
+
+class ListChange(BaseModel):
+    adds: list[int | str] = []
+
+
+class StoryChanges(BaseModel):
+    label_ids: ListChange = ListChange()
+
+
+class StoryEvent(BaseModel):
+    """`story.create` has `label_ids`, `story.update` has `changes`."""
+
+    id: int
+    name: str | None = None
+    app_url: str | None = None
+    label_ids: list[int | str] = []
+    changes: StoryChanges = StoryChanges()
+    references: list[Reference] = []
+
+    @property
+    def labels_added(self) -> set[str]:
+        """The names of the labels that this event put on the story."""
+        added = {*self.label_ids, *self.changes.label_ids.adds}
+        return {
+            label.name for label in self.references if label.entity_type == "label" and label.id in added and label.name
+        }
+
+
+class CommentEvent(BaseModel):
+    """`story-comment.create`."""
+
+    id: int
+    story_id: int | None = None
+    text: str | None = None
+    author_id: str | None = None
+
+
+# ---- what GitHub's events say
+
+
+class GitHubRepository(BaseModel):
+    full_name: str
+
+
+class Branch(BaseModel):
+    ref: str
+    repo: GitHubRepository | None = None
+    """None when the fork that it was in is gone."""
+
+
+class ClosedPullRequest(BaseModel):
+    number: int
+    html_url: str
+    head: Branch
+    base: Branch
+    merged: bool = False
+    merged_at: datetime | None = None
+
+
+class PullRequestEvent(BaseModel):
+    pull_request: ClosedPullRequest
+
+
+# ---- what the two APIs answer
+
+
+class StoryComment(BaseModel):
+    model_config = ConfigDict(extra="allow")
+
+    id: int
+    text: str | None = None
+    author_id: str | None = None
+    external_id: str | None = None
+    created_at: datetime
+
+
+class Story(BaseModel):
+    """A story as Shortcut has it; the fields not named here are kept for the clarifier and the drafter."""
+
+    model_config = ConfigDict(extra="allow")
+
+    id: int
+    name: str
+    description: str = ""
+    app_url: str | None = None
+    workflow_id: int | None = None
+    workflow_state_id: int | None = None
+    comments: list[StoryComment] = []
+
+
+class WorkflowState(BaseModel):
+    id: int
+    name: str
+    type: str
+
+
+class Workflow(BaseModel):
+    id: int
+    states: list[WorkflowState]
+
+
+class Head(BaseModel):
+    ref: str
+    sha: str
+
+
+class PullRequest(BaseModel):
+    number: int
+    html_url: str
+    state: str
+    head: Head
+
+
+# ---- what the configured commands answer
+
+
+class Questions(BaseModel):
+    questions: list[str] = []
+
+
+class Draft(BaseModel):
+    diff: str
+    base_commit: str = Field(description="the commit that the diff applies to")
+
+
+Json = dict[str, Any]

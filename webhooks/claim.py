@@ -1,0 +1,363 @@
+"""A claim: ownership of one row for one attempt, and every way it can end."""
+
+from __future__ import annotations
+
+import asyncio
+import random
+from collections.abc import AsyncGenerator, Awaitable, Callable
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime, timedelta
+from typing import Any, Generic, LiteralString, TypeVarTuple
+
+import psycopg
+import structlog
+from psycopg.errors import LockNotAvailable
+from psycopg_pool import PoolTimeout
+from pydantic import TypeAdapter
+from typing_extensions import TypeVar
+
+from webhooks import effects
+from webhooks.db import Transaction, clean, finished
+from webhooks.errors import Escalate, LostClaim, Snooze
+from webhooks.outcome import Outcome, Release, Stop, release_for
+from webhooks.phase import Done, Key, Phase
+from webhooks.pool import Pool
+from webhooks.renewer import Lease, Renewal, boottime
+from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, Statements
+
+Row = TypeVar("Row", default=Any)
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+log = structlog.get_logger(__name__)
+
+SETTLE_WITHIN_S = 30.0
+
+
+class Owned:
+    """A phase of a gate as its claims need it: the statements, composed, and where a done status leads."""
+
+    def __init__(
+        self,
+        table: LiteralString,
+        key: Key,
+        statements: Statements,
+        phase: Phase,
+        lease: timedelta,
+        entered: Callable[[str], Phase | None],
+        row: TypeAdapter[Any],
+    ) -> None:
+        self.table = table
+        self.key = key
+        self.phase = phase
+        self.statements = statements
+        self.lease = lease
+        self.entered = entered
+        self.row = row
+        self.claim = statements.claim(phase)
+        self.hold = statements.hold(phase)
+        self.release = statements.release(phase)
+        self.give_back = statements.give_back(phase)
+        self.sweeps = (statements.expire(phase), statements.adopt(phase), statements.exhausted(phase))
+        self.renewal = Renewal(table, phase.claimed, key, statements.renew(phase), statements.still_held(phase), lease)
+
+
+class Claim(Generic[Row]):
+    """Ownership of one row for one attempt.
+
+    Attributes:
+        row: the row as it was claimed; there once the claim is held.
+        key: its key; a tuple where the gate has several key columns.
+        phase: the claimed status.
+        claim_seq: the fence, in the WHERE of every later write.
+        visit: the row's stay in this phase; a retry keeps it.
+        attempt: the number of this attempt, from 1.
+        lease_until: when the lease ended as it was claimed; renewals move it on.
+        moved: the rows brought into a ready status under this claim, for the worker to claim next.
+    """
+
+    row: Row
+
+    def __init__(self, pool: Pool, owned: Owned, columns: dict[str, Any], asked_at: float) -> None:
+        self.key: object = owned.key.value(columns)
+        self.phase: str = owned.phase.claimed
+        self.claim_seq: int = columns["claim_seq"]
+        self.visit: int = columns["visit"]
+        self.attempt: int = columns["attempt_count"]
+        self.max_attempts: int = columns["max_attempts"]
+        self.lease_until: datetime = columns["lease_until"]
+        self._pool = pool
+        self._owned = owned
+        self._columns = columns
+        self._in_transaction = False
+        self._stop: Stop | None = None
+        self._task: asyncio.Task[Any] | None = None
+        self._settled = False
+        self.moved: list[tuple[str, tuple[object, ...]]] = []
+        self._lease = Lease(
+            renewal=owned.renewal,
+            row_key=self.key,
+            claim_seq=self.claim_seq,
+            until=asked_at + owned.lease.total_seconds(),
+            renew_at=asked_at + owned.lease.total_seconds() / 3,
+            stop_at=asked_at + owned.phase.timeout.total_seconds(),
+            cancel=self.stop,
+        )
+
+    def __repr__(self) -> str:
+        return f"<Claim {self.label} {self.phase} attempt {self.attempt}>"
+
+    @property
+    def label(self) -> str:
+        """The row as people name it: `table:key`."""
+        return f"{self._owned.table}:{self._owned.key.text(self.key)}"
+
+    def done(self, status: str | None = None, /, **columns: object) -> Done:
+        """Return what a phase returns: the done status (may be left out when there is one) and columns to write.
+
+        Raises:
+            ConfigurationError: the status is not one of the phase's.
+        """
+        return Done(self._owned.phase.ending(status), columns)
+
+    async def complete(self, status: str | None = None, /, **columns: object) -> None:
+        """Move the row to its done status and write columns, in one fenced UPDATE. Inside a phase, return `done()`.
+
+        Raises:
+            ConfigurationError: the status is not one of the phase's.
+            LostClaim: the row is somebody else's by now; nothing was written.
+        """
+        await finished(self.settle(self.done(status, **columns)))
+
+    def idempotency_key(self, name: str) -> str:
+        """Return the key of an effect: `table:key:phase:visit:name`, the same on every attempt of this visit."""
+        return f"{self.label}:{self.phase}:{self.visit}:{name}"
+
+    async def once(
+        self,
+        name: str,
+        fn: Callable[[*Ts], Awaitable[R]],
+        *args: *Ts,
+        retry_safe: bool = False,
+        timeout: timedelta = timedelta(seconds=30),
+    ) -> R:
+        """Call the outside world once a visit, and remember the result.
+
+        A retry of the phase gets the recorded result instead of a second call. `fn` must be annotated; arguments and
+        result go through pydantic, and the first attempt, too, gets the value that went through JSON.
+
+        Args:
+            name: the effect's name, one a phase; `idempotency_key(name)` is what the other side may be given.
+            fn: the call. It raises `NotDone` when it certainly did not happen.
+            args: its arguments, the same on every attempt; keyword arguments through `functools.partial`.
+            retry_safe: whether a repetition is harmless (local work, or a receiver that honours the key). Otherwise a
+                call whose answer nobody knows escalates the row rather than run again.
+            timeout: how long the call may take.
+
+        Raises:
+            LostClaim: the row is somebody else's; the call was not made.
+            Snooze: an earlier call may still be under way.
+            Escalate: an earlier call's outcome is unknown, or it had other arguments.
+            RuntimeError: called inside `transaction()`, where it would wait for itself.
+        """
+        if self._in_transaction:
+            raise RuntimeError(f"once({name!r}) inside claim.transaction() would wait for itself: call it before")
+        return await effects.once(self._pool, self, name, fn, args, retry_safe=retry_safe, timeout=timeout)
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[ClaimTransaction]:
+        """Open a transaction that holds the row by its fence; what it writes is committed only while the row is ours.
+
+        Raises:
+            LostClaim: the row is somebody else's by now; nothing was written.
+        """
+        self._check()
+        if self._in_transaction:
+            raise RuntimeError("claim.transaction() inside claim.transaction() would wait for itself")
+        self._in_transaction = True
+        try:
+            async with self._pool.transaction() as plain:
+                tx = ClaimTransaction(plain, self)
+                held = await tx.execute(self._owned.hold, {**self._fence, "lease": self._owned.lease})
+                if held.rowcount != 1:
+                    raise self._lost()
+                yield tx
+                if tx.ending is not None:
+                    await self._complete(tx, tx.ending)
+            self._settled = tx.ending is not None
+            self.moved += tx.moved
+        finally:
+            self._in_transaction = False
+
+    # ---- endings
+
+    @property
+    def settled(self) -> bool:
+        return self._settled
+
+    def stop(self, why: Stop) -> None:
+        """Cancel the task that works under this claim and note why."""
+        if self._task is not None and not self._settled:
+            self._stop = self._stop or why
+            self._task.cancel(why.value)
+
+    async def settle(self, ending: Done | Release) -> None:
+        """Write how this claim ended, trying again while the database is away and the lease lasts.
+
+        Raises:
+            LostClaim: the row is somebody else's by now.
+        """
+        tries = 0
+        while True:
+            self._check()
+            tries += 1
+            try:
+                async with self._pool.transaction() as tx:
+                    if isinstance(ending, Done):
+                        await self._complete(tx, ending)
+                    else:
+                        await self._release(tx, ending)
+            except LostClaim:
+                if tries > 1 and await self._ended_as("done" if isinstance(ending, Done) else ending.outcome):
+                    break
+                raise
+            except (psycopg.OperationalError, PoolTimeout) as error:
+                if boottime() >= self._lease.until:
+                    raise
+                if not isinstance(error, LockNotAvailable):
+                    log.warning("a claim's end could not be written, trying again", row=self.label, error=str(error))
+                await asyncio.sleep(0.2)
+                continue
+            self.moved += tx.moved
+            break
+        self._settled = True
+
+    @asynccontextmanager
+    async def held(self) -> AsyncGenerator[Claim[Row]]:
+        """Hold this claim for the block: renew its lease, and settle it however the block ends.
+
+        `Snooze` and `Escalate` end the block and are swallowed; everything else is raised again, a lost lease as
+        `LostClaim` and a phase's time-out as `TimeoutError`.
+        """
+        self._task = asyncio.current_task()
+        self._pool.renewer.add(self._lease)
+        try:
+            self.row = self._owned.row.validate_python(self._columns)
+            yield self
+            if not self._settled:
+                log.warning("left without complete(): released", row=self.label, phase=self.phase)
+                await self._end(None)
+        except BaseException as error:
+            if not self._settled:
+                await self._end(error)
+            if isinstance(error, (Snooze, Escalate)):
+                return
+            raised = self._raised(error)
+            if raised is error:
+                raise
+            raise raised from error
+        finally:
+            self._pool.renewer.remove(self._lease)
+
+    async def _end(self, error: BaseException | None) -> None:
+        """Release as the block's ending demands. Nothing that goes wrong here hides the error that led here."""
+        release = release_for(error, self._stop, self.attempt, self._pool.backoff, random.random())
+        if release is None:
+            await finished(self._close_as_lost(), SETTLE_WITHIN_S)
+            return
+        try:
+            await finished(self.settle(release), SETTLE_WITHIN_S)
+        except LostClaim:
+            log.warning("lost before it could be released", row=self.label, phase=self.phase)
+        except (psycopg.Error, PoolTimeout, TimeoutError) as failure:
+            log.error("could not be released, the lease will run out", row=self.label, error=str(failure))
+
+    def _raised(self, error: BaseException) -> BaseException:
+        """Return what the block's caller sees: a cancellation of our own making is told as what it was."""
+        if not isinstance(error, asyncio.CancelledError) or self._stop not in (Stop.LOST, Stop.TIMEOUT):
+            return error
+        if self._task is None or self._task.uncancel() > 0:
+            return error
+        if self._stop is Stop.TIMEOUT:
+            return TimeoutError(f"{self.label} in {self.phase}: {Stop.TIMEOUT.value}")
+        return self._lost()
+
+    async def _complete(self, tx: Transaction, ending: Done) -> None:
+        owned = self._owned
+        status = owned.phase.ending(ending.status)
+        entered = owned.entered(status)
+        statement = owned.statements.complete(owned.phase, status, tuple(ending.columns), entered)
+        params = {**self._fence, **{f"set_{column}": value for column, value in ending.columns.items()}}
+        if entered is not None:
+            params["visit"] = await self._pool.fences(tx)
+        if (await tx.execute(statement, params)).rowcount != 1:
+            raise self._lost()
+        await self._close_attempt(tx, "done", None)
+        if entered is not None:
+            tx.moved.append((owned.table, owned.key.values(self.key)))
+        await wake_parked(tx, self.label)
+
+    async def _release(self, tx: Transaction, ending: Release) -> None:
+        error = None if ending.error is None else clean(ending.error)
+        params = {
+            **self._fence,
+            "escalate": ending.escalate,
+            "refund": 0 if ending.charged else 1,
+            "delay": ending.delay,
+            "error": error,
+        }
+        row = await (await tx.execute(self._owned.release, params)).fetchone()
+        if row is None:
+            raise self._lost()
+        await self._close_attempt(tx, ending.outcome, error)
+        log.info("released", row=self.label, outcome=ending.outcome, status=row["status"], error=error)
+
+    async def _close_attempt(self, tx: Transaction, outcome: Outcome, error: str | None) -> None:
+        await tx.execute(CLOSE_ATTEMPT, {"claim_seq": self.claim_seq, "outcome": outcome, "error": error})
+
+    async def _ended_as(self, outcome: Outcome) -> bool:
+        """After a COMMIT whose answer was lost, the attempt's own line says whether it happened."""
+        async with self._pool.transaction() as tx:
+            row = await (await tx.execute(READ_ATTEMPT, {"claim_seq": self.claim_seq})).fetchone()
+        return row is not None and row["outcome"] == outcome
+
+    async def _close_as_lost(self) -> None:
+        """Whoever took the row usually closed our line; where the row was deleted or set by hand, we do."""
+        with suppress(psycopg.Error, PoolTimeout):
+            async with self._pool.transaction() as tx:
+                await self._close_attempt(tx, "lost", None)
+
+    @property
+    def _fence(self) -> dict[str, object]:
+        return {**self._owned.key.params(self.key), "claim_seq": self.claim_seq}
+
+    def _check(self) -> None:
+        if self._stop is Stop.LOST or self._settled:
+            raise self._lost()
+
+    def _lost(self) -> LostClaim:
+        return LostClaim(f"{self.label} is not ours any more in {self.phase}: nothing was written")
+
+
+class ClaimTransaction(Transaction):
+    """A transaction that holds the claim's row; `done` completes the row in it, as its last statement."""
+
+    def __init__(self, plain: Transaction, claim: Claim[Any]) -> None:
+        super().__init__(plain.connection)
+        self._claim = claim
+        self.ending: Done | None = None
+
+    async def done(self, status: str | None = None, /, **columns: object) -> Done:
+        """Complete the claim in this transaction: all of it commits, or none. Return the value from the phase.
+
+        Raises:
+            ConfigurationError: the status is not one of the phase's.
+        """
+        self.ending = self._claim.done(status, **columns)
+        return self.ending
+
+
+async def wake_parked(tx: Transaction, label: str) -> None:
+    """Make the deliveries due that wait for a row, because it moved."""
+    cursor = await tx.execute(WAKE_PARKED, {"parked_on": label})
+    tx.moved += [("deliveries", (row["id"],)) for row in await cursor.fetchall()]

@@ -1,0 +1,145 @@
+"""Transactions as we open them, and the names of our tables."""
+
+from __future__ import annotations
+
+import asyncio
+import os
+from collections.abc import AsyncGenerator, Coroutine, Mapping
+from contextlib import asynccontextmanager, suppress
+from typing import Any, LiteralString, TypeVar
+
+import psycopg
+from psycopg import AsyncConnection, AsyncCursor
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
+
+from webhooks.errors import WebhooksError
+
+T = TypeVar("T")
+
+Connection = AsyncConnection[dict[str, Any]]
+Query = LiteralString | bytes | SQL | Composed
+
+# Nothing is set on a session: behind a pooler it would reach other clients and be lost to us.
+BEGIN: LiteralString = (
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'; SET LOCAL synchronous_commit = on"
+)
+
+SCHEMA = os.environ.get("WEBHOOKS_SCHEMA") or None
+
+
+def table(name: LiteralString) -> Composable:
+    """Return a table's name, qualified where `WEBHOOKS_SCHEMA` is set."""
+    if SCHEMA is None:
+        return SQL(name)
+    return SQL("{}.{}").format(Identifier(SCHEMA), SQL(name))
+
+
+def named(text: LiteralString, **parts: Composable) -> Composed:
+    """Compose a statement whose `{attempts}`, `{deliveries}`, … stand for the library's own tables."""
+    return SQL(text).format(
+        attempts=table("attempts"),
+        effects=table("effects"),
+        decisions=table("decisions"),
+        deliveries=table("deliveries"),
+        claim_seq=Literal("claim_seq" if SCHEMA is None else f'"{SCHEMA}".claim_seq'),
+        **parts,
+    )
+
+
+def compose(text: LiteralString, **parts: Composable) -> bytes:
+    """Compose a whole statement, once, into the form psycopg takes without further work."""
+    return named(text, **parts).as_bytes(None)
+
+
+NEXT_BLOCK = compose("SELECT nextval({claim_seq}) AS first")
+BLOCK = 100
+
+
+class Transaction:
+    """One open database transaction. Rows are dicts.
+
+    Attributes:
+        moved: the rows brought into a ready status here, as (table, key), so that the worker claims them next.
+    """
+
+    def __init__(self, connection: Connection) -> None:
+        self.connection = connection
+        self.moved: list[tuple[str, tuple[object, ...]]] = []
+
+    async def execute(self, query: Query, params: Mapping[str, object] | None = None) -> AsyncCursor[dict[str, Any]]:
+        """Run one statement with named parameters.
+
+        Raises:
+            psycopg.Error: what the database refused; the transaction is then over.
+        """
+        return await self.connection.execute(query, params)
+
+
+async def draw(tx: Transaction) -> int:
+    """Return the first of a hundred numbers that nobody ever had."""
+    row = await (await tx.execute(NEXT_BLOCK)).fetchone()
+    if row is None:
+        raise RuntimeError("nextval() returned no row")
+    return int(row["first"])
+
+
+class RolledBack(WebhooksError):
+    """COMMIT was answered with ROLLBACK: an earlier statement had failed and its error was swallowed."""
+
+
+@asynccontextmanager
+async def transaction(connection: Connection) -> AsyncGenerator[Transaction]:
+    """Open one of our transactions on an autocommit connection; commit at the end, roll back on any exception.
+
+    Raises:
+        RolledBack: a statement failed inside, its error was swallowed, and so nothing could be committed.
+    """
+    try:
+        await connection.execute(BEGIN, prepare=False)
+        yield Transaction(connection)
+        cursor = await connection.execute("COMMIT", prepare=False)
+    except BaseException:
+        if not connection.closed:
+            with suppress(psycopg.Error):
+                await connection.execute("ROLLBACK", prepare=False)
+        raise
+    if cursor.statusmessage != "COMMIT":
+        raise RolledBack("nothing was committed: a statement failed and its error was swallowed")
+
+
+async def finished(work: Coroutine[Any, Any, T], within_s: float | None = None) -> T:
+    """Run `work` to its end though the calling task is cancelled meanwhile; the cancellation is raised afterwards.
+
+    Args:
+        work: what must not be cut short, such as writing a result.
+        within_s: seconds to wait at most; past that `TimeoutError` is raised and `work` is cancelled.
+    """
+    task = asyncio.ensure_future(work)
+    loop = asyncio.get_running_loop()
+    until = None if within_s is None else loop.time() + within_s
+    cancelled: asyncio.CancelledError | None = None
+    while not task.done():
+        left = None if until is None else until - loop.time()
+        if left is not None and left <= 0:
+            task.cancel()
+            task.add_done_callback(_forget)
+            raise cancelled or TimeoutError("the database did not answer in time")
+        try:
+            await asyncio.wait({task}, timeout=left)
+        except asyncio.CancelledError as error:
+            cancelled = error
+    if cancelled is not None:
+        _forget(task)
+        raise cancelled
+    return task.result()
+
+
+def _forget(task: asyncio.Future[Any]) -> None:
+    """Read a result nobody waits for, so that asyncio does not complain of it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def clean(text: str) -> str:
+    """Return a text PostgreSQL can store: NUL and lone surrogates become U+FFFD."""
+    return text.replace("\x00", "\ufffd").encode("utf-16", "surrogatepass").decode("utf-16", "replace")

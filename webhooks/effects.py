@@ -1,0 +1,202 @@
+"""Calls to the outside world that are remembered, so that a retry reuses the result instead of calling again.
+
+1. The intention is committed, under the claim's fence. 2. The call. 3. The result, under the effect's own fence, so
+that an owner who lost the row meanwhile can still say what happened. Between the second and the third there is an
+instant in which a crash leaves the answer unknown: such an effect is *ambiguous*, and is never repeated silently.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import functools
+import hashlib
+import inspect
+import json
+import typing
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+
+import psycopg
+import structlog
+from psycopg_pool import PoolTimeout
+from pydantic import TypeAdapter, ValidationError
+from pydantic_core import to_jsonable_python
+
+from webhooks.db import Transaction, clean, compose, finished
+from webhooks.errors import ConfigurationError, Escalate, LostClaim, NotDone, Snooze
+from webhooks.outcome import describe
+from webhooks.pool import Pool
+
+if TYPE_CHECKING:
+    from webhooks.claim import Claim
+
+R = TypeVar("R")
+Ts = TypeVarTuple("Ts")
+
+log = structlog.get_logger(__name__)
+
+RECORD_RESULT_WITHIN_S = 30.0
+
+INTEND = compose(
+    "INSERT INTO {effects} (idempotency_key, claim_seq, state, input_hash, call_until)\n"
+    "VALUES (%(key)s, %(claim_seq)s, 'intended', %(input_hash)s, statement_timestamp() + %(timeout)s)\n"
+    "ON CONFLICT DO NOTHING"
+)
+FIND = compose(
+    "SELECT state, claim_seq, input_hash, result, call_until - statement_timestamp() AS call_left\n"
+    "FROM {effects} WHERE idempotency_key = %(key)s"
+)
+INTEND_AGAIN = compose(
+    "UPDATE {effects} SET claim_seq = %(claim_seq)s, state = 'intended', error = NULL, ended_at = NULL,\n"
+    "    intended_at = statement_timestamp(), call_until = statement_timestamp() + %(timeout)s\n"
+    "WHERE idempotency_key = %(key)s AND state = %(state)s AND claim_seq = %(found_seq)s"
+)
+RECORD = compose(
+    "UPDATE {effects} SET state = %(state)s, result = %(result)s, error = %(error)s,\n"
+    "    ended_at = statement_timestamp()\n"
+    "WHERE idempotency_key = %(key)s AND claim_seq = %(claim_seq)s AND state = 'intended'"
+)
+
+
+async def once(
+    pool: Pool,
+    claim: Claim[Any],
+    name: str,
+    fn: Callable[[*Ts], Awaitable[R]],
+    args: tuple[*Ts],
+    *,
+    retry_safe: bool,
+    timeout: timedelta,
+) -> R:
+    """Call `fn` unless an earlier attempt of this visit did, and return what it returned. See `Claim.once`."""
+    function, bound = _looked_through(fn)
+    adapter: TypeAdapter[R] = _result_of(getattr(function, "__func__", function))
+    effect = _Effect(claim, name, _input_hash((*bound, *args)), timeout)
+    async with claim.transaction() as tx:
+        recorded = await effect.intend(tx, retry_safe)
+    if recorded is not None:
+        return adapter.validate_python(json.loads(recorded))
+    try:
+        async with asyncio.timeout(timeout.total_seconds()):
+            value = await fn(*args)
+    except NotDone as error:
+        await finished(effect.record(pool, "failed", error=describe(error)))
+        raise
+    try:
+        result = clean(json.dumps(adapter.dump_python(value, mode="json"), ensure_ascii=False))
+    except (ValueError, TypeError) as error:
+        raise Escalate(f"effect {name!r} was called, but its result cannot be kept: {describe(error)}") from error
+    await finished(effect.record(pool, "done", result=result))
+    return adapter.validate_python(json.loads(result))
+
+
+class _Effect:
+    """One effect of one attempt: its idempotency key and its fence."""
+
+    def __init__(self, claim: Claim[Any], name: str, input_hash: str, timeout: timedelta) -> None:
+        self.name = name
+        self.key = claim.idempotency_key(name)
+        self.claim_seq = claim.claim_seq
+        self.input_hash = input_hash
+        self.timeout = timeout
+
+    async def intend(self, tx: Transaction, retry_safe: bool) -> str | None:
+        """Write down that the call is about to be made; return the recorded result where there is one."""
+        params = {
+            "key": self.key,
+            "claim_seq": self.claim_seq,
+            "input_hash": self.input_hash,
+            "timeout": self.timeout,
+        }
+        if (await tx.execute(INTEND, params)).rowcount == 1:
+            return None
+        found = await (await tx.execute(FIND, params)).fetchone()
+        if found is None:
+            raise LostClaim(f"effect {self.key} was removed while it was being looked up")
+        if found["input_hash"] != self.input_hash:
+            raise Escalate(
+                f"effect {self.name!r} was called with other arguments before, so its result does not answer this call: "
+                "give another input another name"
+            )
+        if found["state"] == "done":
+            return str(found["result"])
+        if found["state"] == "intended" and not retry_safe:
+            if found["call_left"] > timedelta(0):
+                raise Snooze(found["call_left"])
+            raise Escalate(
+                f"effect {self.name!r} is ambiguous: it was called, and nobody knows whether it happened. "
+                f"Look at the other side for {self.key}"
+            )
+        again = {**params, "state": found["state"], "found_seq": found["claim_seq"]}
+        if (await tx.execute(INTEND_AGAIN, again)).rowcount != 1:
+            raise LostClaim(f"effect {self.key} is being called by somebody else")
+        return None
+
+    async def record(self, pool: Pool, state: str, *, result: str | None = None, error: str | None = None) -> None:
+        """Write what happened, trying again while the database is away: what was done must not be forgotten.
+
+        Raises:
+            LostClaim: a later attempt has taken the effect over.
+        """
+        params = {"key": self.key, "claim_seq": self.claim_seq, "state": state, "result": result, "error": error}
+        loop = asyncio.get_running_loop()
+        until = loop.time() + RECORD_RESULT_WITHIN_S
+        tries = 0
+        while True:
+            tries += 1
+            try:
+                async with pool.transaction() as tx:
+                    written = (await tx.execute(RECORD, params)).rowcount
+                    if written != 1 and tries > 1:
+                        # The answer to an earlier COMMIT may have been lost: the row itself says.
+                        found = await (await tx.execute(FIND, params)).fetchone()
+                        written = int(
+                            found is not None and (found["state"], found["claim_seq"]) == (state, self.claim_seq)
+                        )
+            except (psycopg.OperationalError, PoolTimeout) as failure:
+                if loop.time() > until:
+                    raise
+                log.warning(
+                    "an effect's result could not be written, trying again", effect=self.key, error=str(failure)
+                )
+                await asyncio.sleep(0.5)
+                continue
+            if written != 1:
+                raise LostClaim(f"effect {self.key} was taken over by a later attempt")
+            return
+
+
+def _looked_through(fn: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[object, ...]]:
+    """Return the function within a `partial`, and what the partial binds."""
+    bound: tuple[object, ...] = ()
+    while isinstance(fn, functools.partial):
+        bound = (*fn.args, fn.keywords, *bound)
+        fn = fn.func
+    return fn, bound
+
+
+@functools.lru_cache(maxsize=512)
+def _result_of(fn: Callable[..., Any]) -> TypeAdapter[Any]:
+    """Return how a function's result goes into JSON and back, from its annotation.
+
+    Raises:
+        ConfigurationError: it is not annotated, or with a name that cannot be found.
+    """
+    target = fn if inspect.isroutine(fn) else type(fn).__call__
+    try:
+        hints = typing.get_type_hints(target, include_extras=True)
+    except NameError as error:
+        raise ConfigurationError(f"the annotations of {fn!r} cannot be read: {error}") from error
+    if "return" not in hints:
+        raise ConfigurationError(f"{fn!r} must be annotated with what it returns, so that its result can be kept")
+    return TypeAdapter(hints["return"])
+
+
+def _input_hash(args: tuple[Any, ...]) -> str:
+    """Return a digest of the arguments, the same on every attempt."""
+    try:
+        plain = to_jsonable_python(args, inf_nan_mode="strings")
+    except (ValueError, ValidationError) as error:
+        raise ConfigurationError(f"the arguments of an effect must be values pydantic can keep: {error}") from error
+    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()

@@ -1,0 +1,467 @@
+"""The gate: conditional updates over one table. The row is the lock."""
+
+from __future__ import annotations
+
+import dataclasses
+import random
+from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
+from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from datetime import datetime, timedelta
+from typing import Any, Generic, LiteralString, TypeAlias, cast, overload
+
+import psycopg
+import structlog
+from psycopg.errors import LockNotAvailable
+from psycopg_pool import PoolTimeout
+from pydantic import BaseModel, TypeAdapter
+
+from webhooks.claim import Claim, Owned, Row, wake_parked
+from webhooks.db import Transaction, draw, finished
+from webhooks.errors import ConfigurationError
+from webhooks.phase import (
+    GATE_COLUMNS,
+    Done,
+    Key,
+    Moved,
+    Phase,
+    checked_name,
+    checked_status,
+)
+from webhooks.pool import Pool
+from webhooks.renewer import boottime
+from webhooks.statements import CLOSE_ATTEMPT, RECORD_ATTEMPT, RECORD_DECISION, Statements, Which
+
+log = structlog.get_logger(__name__)
+
+Statuses: TypeAlias = "str | tuple[str, ...]"
+Function: TypeAlias = Callable[[Row, Claim[Row]], Coroutine[Any, Any, "Done | None"]]
+
+# What a claim itself reads, whatever the row's model says.
+CLAIM_COLUMNS = ("visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at")
+GIVE_BACK_WITHIN_S = 5.0
+
+
+class Gate(Generic[Row]):
+    """The conditional updates over one gated table.
+
+    Args:
+        table: the table; it has the columns of `gated`.
+        key: its key column, or several joined by a comma.
+        row: the pydantic model (or dataclass) of the columns a phase reads; dicts of all columns without it.
+        order_by: what `claim_next` orders by; by default what has been due for longest.
+        escalated: the status of a row whose attempts ran out.
+
+    Raises:
+        ConfigurationError: a name is not a plain SQL name, or `row` names a column of the gate's own: its value changes
+            from attempt to attempt, and an effect's arguments must not.
+    """
+
+    @overload
+    def __init__(
+        self: Gate[dict[str, Any]],
+        table: LiteralString,
+        *,
+        key: LiteralString,
+        order_by: LiteralString | None = None,
+        escalated: LiteralString = "escalated",
+    ) -> None: ...
+    @overload
+    def __init__(
+        self,
+        table: LiteralString,
+        *,
+        key: LiteralString,
+        row: type[Row],
+        order_by: LiteralString | None = None,
+        escalated: LiteralString = "escalated",
+    ) -> None: ...
+    def __init__(
+        self,
+        table: LiteralString,
+        *,
+        key: LiteralString,
+        row: type[Any] = dict,
+        order_by: LiteralString | None = None,
+        escalated: LiteralString = "escalated",
+    ) -> None:
+        self.table = checked_name(table)
+        self.key = Key.of(key)
+        self.escalated = checked_status(escalated)
+        self.phases: dict[str, Phase] = {}
+        self._row: TypeAdapter[Any] = TypeAdapter(dict[str, Any] if row is dict else row)
+        columns = _columns_of(row)
+        own = sorted(set(columns) & set(GATE_COLUMNS))
+        if own:
+            raise ConfigurationError(f"{table}: row= names the gate's own {', '.join(own)}: leave them out")
+        read = tuple(dict.fromkeys((*self.key.columns, *columns, *CLAIM_COLUMNS))) if columns else ()
+        self.statements = Statements(
+            self.table, self.key, read, order_by or "not_before, " + ", ".join(self.key.columns), self.escalated
+        )
+        self._owned: dict[tuple[str, timedelta], Owned] = {}
+
+    def __repr__(self) -> str:
+        return f"<Gate {self.table}>"
+
+    def phase(
+        self,
+        ready: LiteralString,
+        *,
+        claimed: LiteralString,
+        done: LiteralString | tuple[LiteralString, ...],
+        lease: timedelta | None = None,
+        timeout: timedelta = timedelta(minutes=15),
+        max_attempts: int = 5,
+        concurrency: int = 4,
+    ) -> Callable[[Function[Row]], Function[Row]]:
+        """Declare a phase; as a decorator, with the function that does its work.
+
+        Args:
+            ready: the status in which a row waits for it.
+            claimed: the status while it runs, which also names the phase.
+            done: the status it ends in, or several.
+            lease: how long a claim lasts without renewal; the setting `WEBHOOKS_LEASE_S` by default.
+            timeout: how long the function may run.
+            max_attempts: charged attempts before a person has to decide.
+            concurrency: claims at once in one process.
+
+        Raises:
+            ConfigurationError: the phase contradicts one declared before, or itself.
+        """
+        endings = (done,) if isinstance(done, str) else done
+        phase = Phase(
+            checked_status(ready),
+            checked_status(claimed),
+            tuple(checked_status(status) for status in endings),
+            lease,
+            timeout,
+            max_attempts,
+            concurrency,
+        )
+        self._declare(phase)
+
+        def with_function(function: Function[Row]) -> Function[Row]:
+            self.phases[phase.claimed] = dataclasses.replace(phase, function=function)
+            return function
+
+        return with_function
+
+    def _declare(self, phase: Phase) -> None:
+        where = f"{self.table}: phase {phase.claimed}"
+        if phase.claimed in self.phases:
+            raise ConfigurationError(f"{where} is declared twice")
+        if any(phase.ready == other.ready for other in self.phases.values()):
+            raise ConfigurationError(f"{where}: another phase waits in {phase.ready} already")
+        claimed = {phase.claimed, *self.phases}
+        ready_or_done = {phase.ready, *phase.done, self.escalated}
+        for other in self.phases.values():
+            ready_or_done |= {other.ready, *other.done}
+        if claimed & ready_or_done:
+            both = ", ".join(sorted(claimed & ready_or_done))
+            raise ConfigurationError(f"{where}: {both} would be a claimed status and another one at once")
+        if not phase.done:
+            raise ConfigurationError(f"{where} has no done status")
+        if phase.max_attempts < 1 or phase.concurrency < 1:
+            raise ConfigurationError(f"{where}: max_attempts and concurrency are at least 1")
+        if phase.lease is not None and phase.lease < timedelta(seconds=1):
+            raise ConfigurationError(f"{where}: a lease lasts at least a second, or it cannot be renewed in time")
+        self.phases[phase.claimed] = phase
+
+    def entered(self, status: str) -> Phase | None:
+        """Return the phase that waits in a status, if one does."""
+        return next((phase for phase in self.phases.values() if phase.ready == status), None)
+
+    def owned(self, phase: str, pool: Pool) -> Owned:
+        """Return a phase with its statements composed, for this pool's settings.
+
+        Raises:
+            ConfigurationError: the gate has no such phase.
+        """
+        declared = self.phases.get(phase)
+        if declared is None:
+            known = ", ".join(self.phases) or "none"
+            raise ConfigurationError(
+                f"{self.table} has no phase {phase!r}; a phase is named by its claimed status: {known}"
+            )
+        lease = declared.lease or pool.settings.lease
+        owned = self._owned.get((phase, lease))
+        if owned is None or owned.phase is not declared:
+            owned = Owned(self.table, self.key, self.statements, declared, lease, self.entered, self._row)
+            self._owned[phase, lease] = owned
+        return owned
+
+    # ---- from outside, in somebody's transaction
+
+    async def open(self, tx: Transaction, /, *, to: str | None = None, **columns: object) -> bool:
+        """Insert a row in the ready status of the phase declared first, unless it is there already.
+
+        Args:
+            tx: the transaction of the event that opens it.
+            to: another status to open it in.
+            columns: its columns, the key among them.
+
+        Returns:
+            Whether the row is new.
+        """
+        self._check_columns(columns)
+        status = to or next(iter(self.phases.values())).ready
+        self._check_target(status)
+        entered = self.entered(status)
+        statement = self.statements.open(status, tuple(columns), entered)
+        row = await (await tx.execute(statement, _set(columns))).fetchone()
+        if row is None:
+            return False
+        await self._moved(tx, self.key.value(row), entered)
+        return True
+
+    async def advance(self, tx: Transaction, key: object, from_: Statuses, to: str, /, **columns: object) -> Moved:
+        """Move a row on, if it is in one of some statuses.
+
+        Args:
+            tx: the transaction of the event that moves it.
+            key: the row.
+            from_: the status, or statuses, it may be moved from; a claimed status stops the work there.
+            to: where to; never a claimed status.
+            columns: what else to write.
+
+        Returns:
+            Whether it moved, and the status seen where it did not.
+        """
+        self._check_columns(columns)
+        self._check_target(to)
+        statuses = (from_,) if isinstance(from_, str) else from_
+        entered = self.entered(to)
+        params = {**self.key.params(key), **_set(columns)}
+        if entered is not None:
+            params["visit"] = await draw(tx)
+        statement = self.statements.advance(statuses, to, tuple(columns), entered)
+        row = await (await tx.execute(statement, params)).fetchone()
+        if row is None:
+            found = await (await tx.execute(self.statements.status(), params)).fetchone()
+            return Moved(False, None if found is None else found["status"])
+        if not self.phases.keys().isdisjoint(statuses):
+            reason = f"moved to {to} while it was being worked on"
+            await tx.execute(CLOSE_ATTEMPT, {"claim_seq": row["claim_seq"], "outcome": "lost", "error": reason})
+        await self._moved(tx, key, entered)
+        return Moved(True, None)
+
+    async def retry(self, tx: Transaction, key: object, /, *, decided_by: str, reason: str) -> bool:
+        """Give an escalated row a new set of attempts, and record who decided it and why.
+
+        Returns:
+            Whether the row was escalated.
+        """
+        params = self.key.params(key)
+        row = await (await tx.execute(self.statements.retry(tuple(self.phases.values())), params)).fetchone()
+        if row is None:
+            return False
+        entered = self.entered(row["status"])
+        decision = {"decision": "retry", "decided_by": decided_by, "reason": reason}
+        await tx.execute(RECORD_DECISION, {"table": self.table, "key": self.key.text(key), **decision})
+        await self._moved(tx, key, entered)
+        return True
+
+    async def _moved(self, tx: Transaction, key: object, entered: Phase | None) -> None:
+        if entered is not None:
+            tx.moved.append((self.table, self.key.values(key)))
+        await wake_parked(tx, self.label(key))
+
+    def label(self, key: object) -> str:
+        """Return a row as people name it: `table:key`."""
+        return f"{self.table}:{self.key.text(key)}"
+
+    def _check_columns(self, columns: Mapping[str, object]) -> None:
+        own = sorted(set(columns) & set(GATE_COLUMNS))
+        if own:
+            raise ConfigurationError(f"{self.table}: {', '.join(own)} is the gate's own, it cannot be written")
+
+    def _check_target(self, status: str) -> None:
+        if status in self.phases:
+            raise ConfigurationError(f"{self.table}: {status} is a claimed status, only a claim moves a row there")
+
+    # ---- claims
+
+    def claim(
+        self, pool: Pool, phase: str, key: object, /, *, claimed_by: str | None = None
+    ) -> AbstractAsyncContextManager[Claim[Row] | None, bool]:
+        """Claim a known row for the block, or get None: somebody else has it, or it is not due.
+
+        `Snooze` and `Escalate` raised in the block end it and are swallowed; other exceptions release the row and are
+        raised again. A block left without `complete()` releases it uncharged, due in a second.
+
+        Args:
+            pool: the connections.
+            phase: named by its claimed status.
+            key: the row.
+            claimed_by: a name for `attempts`; the process's by default.
+        """
+        return cast("AbstractAsyncContextManager[Claim[Row] | None, bool]", self._claim(pool, phase, key, claimed_by))
+
+    @asynccontextmanager
+    async def _claim(
+        self, pool: Pool, phase: str, key: object, claimed_by: str | None
+    ) -> AsyncGenerator[Claim[Row] | None]:
+        claim = await self.take(pool, phase, key, claimed_by=claimed_by)
+        if claim is None:
+            yield None
+            return
+        async with claim.held():
+            yield claim
+
+    def claim_next(
+        self,
+        pool: Pool,
+        phase: str,
+        /,
+        *,
+        claimed_by: str | None = None,
+        due_by: datetime | None = None,
+        **equal: object,
+    ) -> AbstractAsyncContextManager[Claim[Row] | None, bool]:
+        """Claim the next available row for the block, or get None; otherwise like `claim`.
+
+        Args:
+            pool: the connections.
+            phase: named by its claimed status.
+            claimed_by: a name for `attempts`; the process's by default.
+            due_by: only rows that were due at that time.
+            equal: columns and the values they must have.
+        """
+        taking = self._claim_next(pool, phase, claimed_by, due_by, equal)
+        return cast("AbstractAsyncContextManager[Claim[Row] | None, bool]", taking)
+
+    @asynccontextmanager
+    async def _claim_next(
+        self, pool: Pool, phase: str, claimed_by: str | None, due_by: datetime | None, equal: Mapping[str, object]
+    ) -> AsyncGenerator[Claim[Row] | None]:
+        claims = await self.take_next(pool, phase, 1, claimed_by=claimed_by, due_by=due_by, equal=equal)
+        if not claims:
+            yield None
+            return
+        async with claims[0].held():
+            yield claims[0]
+
+    async def take(self, pool: Pool, phase: str, key: object, *, claimed_by: str | None = None) -> Claim[Row] | None:
+        """Claim a known row; the caller holds it (`async with claim.held()`). None: not ours, back off."""
+        owned = self.owned(phase, pool)
+        asked_at = boottime()
+        async with self._given_back(pool, owned, 1) as given_back, pool.transaction() as tx:
+            fence = given_back.fence = await pool.fences(tx)
+            params = {"fence": fence, "claimed_by": claimed_by or pool.process, "lease": owned.lease}
+            cursor = await tx.execute(owned.claim, {**self.key.params(key), **params})
+            if cursor.rowcount != 1:
+                return None
+            columns = await cursor.fetchone()
+            if columns is None:
+                raise RuntimeError("the claim's UPDATE returned no row")
+            await tx.execute(
+                RECORD_ATTEMPT,
+                {
+                    "claim_seq": fence,
+                    "table": self.table,
+                    "key": self.key.text(key),
+                    "phase": owned.phase.claimed,
+                    "visit": columns["visit"],
+                    "attempt": columns["attempt_count"],
+                    "claimed_by": columns["claimed_by"],
+                    "claimed_at": columns["claimed_at"],
+                },
+            )
+            return Claim[Row](pool, owned, columns, asked_at)
+        return None
+
+    async def take_next(
+        self,
+        pool: Pool,
+        phase: str,
+        limit: int,
+        *,
+        which: Which = "any",
+        keys: Sequence[object] | None = None,
+        claimed_by: str | None = None,
+        due_by: datetime | None = None,
+        equal: Mapping[str, object] | None = None,
+    ) -> list[Claim[Row]]:
+        """Claim up to `limit` (at most 100) rows; the caller holds each. `keys` narrows it to known rows."""
+        owned = self.owned(phase, pool)
+        columns = equal or {}
+        if None in columns.values():
+            raise ValueError("claim_next compares with =, which None never equals")
+        asked_at = boottime()
+        statement = owned.statements.claim_next(
+            owned.phase, which, tuple(columns), due_by=due_by is not None, known=keys is not None
+        )
+        params: dict[str, object] = {
+            "table": self.table,
+            "claimed_by": claimed_by or pool.process,
+            "lease": owned.lease,
+            "limit": limit,
+            "due_by": due_by,
+            **{f"equal_{column}": value for column, value in columns.items()},
+            **({} if keys is None else self.key.lists(list(keys))),
+        }
+        async with self._given_back(pool, owned, limit) as given_back, pool.transaction() as tx:
+            params["fence"] = given_back.fence = await pool.fences(tx, limit)
+            rows = await (await tx.execute(statement, params)).fetchall()
+            return [Claim[Row](pool, owned, row, asked_at) for row in rows]
+        return []
+
+    @asynccontextmanager
+    async def _given_back(self, pool: Pool, owned: Owned, count: int) -> AsyncGenerator[_Asked]:
+        """Give back what a claim may have taken when its answer is lost: the fences are known all the same."""
+        asked = _Asked()
+        try:
+            yield asked
+        except LockNotAvailable:
+            return
+        except BaseException:
+            if asked.fence is not None:
+                with suppress(psycopg.Error, PoolTimeout, TimeoutError):
+                    await finished(self._give_back(pool, owned, asked.fence, count), GIVE_BACK_WITHIN_S)
+            raise
+
+    async def _give_back(self, pool: Pool, owned: Owned, fence: int, count: int) -> None:
+        async with pool.transaction() as tx:
+            await tx.execute(owned.give_back, {"fence": fence, "count": count})
+
+    async def sweep(self, pool: Pool, phase: str) -> int:
+        """Free rows whose lease is over, give a lease to by-hand claims, escalate exhausted rows; return how many."""
+        owned = self.owned(phase, pool)
+        backoff = pool.backoff
+        params = {
+            "first": backoff.first,
+            "longest": backoff.longest,
+            "factor": backoff.factor(random.random()),
+            "lease": owned.lease,
+        }
+        moved = 0
+        for statement in owned.sweeps:
+            while True:
+                async with pool.transaction() as tx:
+                    cursor = await tx.execute(statement, params)
+                    swept = await cursor.fetchall()
+                for row in swept:
+                    log.warning("swept", table=self.table, phase=phase, **row)
+                moved += len(swept)
+                if len(swept) < 100:
+                    break
+        return moved
+
+
+class _Asked:
+    """The first fence of a claim that was sent, once it was."""
+
+    fence: int | None = None
+
+
+def _set(columns: Mapping[str, object]) -> dict[str, object]:
+    return {f"set_{column}": value for column, value in columns.items()}
+
+
+def _columns_of(row: type[Any]) -> tuple[str, ...]:
+    if row is dict:
+        return ()
+    if issubclass(row, BaseModel):
+        return tuple(row.model_fields)
+    if dataclasses.is_dataclass(row):
+        return tuple(field.name for field in dataclasses.fields(row))
+    raise ConfigurationError(f"row={row!r}: give a pydantic model or a dataclass of the columns to read")

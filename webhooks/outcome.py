@@ -1,0 +1,103 @@
+"""How an attempt ended, and what is written for it: the whole retry policy, as one pure function."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+from enum import Enum
+from typing import Literal
+
+from psycopg.errors import LockNotAvailable
+
+from webhooks.errors import Escalate, LostClaim, NotDone, Snooze
+
+Outcome = Literal["done", "error", "expired", "interrupted", "snoozed", "escalated", "lost"]
+
+LONGEST_ERROR = 4_000
+
+
+class Stop(Enum):
+    """Why the worker itself cancelled a claim's task."""
+
+    DRAIN = "the worker is stopping"
+    TIMEOUT = "it ran longer than its phase's timeout"
+    LOST = "its lease was lost"
+
+
+@dataclass(frozen=True, slots=True)
+class Backoff:
+    """Exponential back-off: `first` times 2^(attempt - 1), at most `longest`, spread by `spread` both ways."""
+
+    first: timedelta = timedelta(seconds=5)
+    longest: timedelta = timedelta(minutes=10)
+    spread: float = 0.2
+
+    def after(self, attempt: int, chance: float) -> timedelta:
+        """Return the wait after attempt number `attempt` (from 1); `chance` in [0, 1) places it within the spread."""
+        wait = min(self.first.total_seconds() * 2.0 ** min(attempt - 1, 20), self.longest.total_seconds())
+        return timedelta(seconds=wait * self.factor(chance))
+
+    def factor(self, chance: float) -> float:
+        return 1 + self.spread * (2 * chance - 1)
+
+
+@dataclass(frozen=True, slots=True)
+class Release:
+    """What is written when a claim ends without being completed.
+
+    Args:
+        outcome: how its line in `attempts` is closed.
+        charged: whether the attempt counts; the row escalates when a charged attempt was its last.
+        escalate: whether a person has to decide, however many attempts are left.
+        delay: how long the row rests before it can be claimed again.
+        error: what to keep in `last_error`; None leaves it as it was.
+    """
+
+    outcome: Outcome
+    charged: bool
+    escalate: bool
+    delay: timedelta
+    error: str | None
+
+
+def release_for(
+    error: BaseException | None, stop: Stop | None, attempt: int, backoff: Backoff, chance: float
+) -> Release | None:
+    """Say what an attempt's ending means.
+
+    Args:
+        error: what left the claimed block; None when it was left without being completed.
+        stop: why the worker cancelled the block, where it did.
+        attempt: the number of this attempt, from 1.
+        backoff: the wait between charged attempts.
+        chance: a number in [0, 1) for the back-off's spread.
+
+    Returns:
+        What to write, or None when nothing may be written because the claim is lost.
+    """
+    if stop is Stop.LOST or isinstance(error, LostClaim):
+        return None
+    if isinstance(error, Snooze):
+        return Release("snoozed", charged=False, escalate=False, delay=error.for_, error=None)
+    if isinstance(error, NotDone) and error.retry_after is not None:
+        wait = max(error.retry_after, timedelta(seconds=1))
+        return Release("snoozed", charged=False, escalate=False, delay=wait, error=describe(error))
+    if isinstance(error, LockNotAvailable):
+        return Release("snoozed", charged=False, escalate=False, delay=timedelta(seconds=1), error=describe(error))
+    if isinstance(error, Escalate):
+        return Release("escalated", charged=True, escalate=True, delay=timedelta(0), error=error.reason)
+    if error is None:
+        reason = "the block was left without complete()"
+        return Release("interrupted", charged=False, escalate=False, delay=timedelta(seconds=1), error=reason)
+    if stop is Stop.DRAIN and isinstance(error, asyncio.CancelledError):
+        return Release("interrupted", charged=False, escalate=False, delay=timedelta(0), error=Stop.DRAIN.value)
+    reason = Stop.TIMEOUT.value if stop is Stop.TIMEOUT else describe(error)
+    return Release("error", charged=True, escalate=False, delay=backoff.after(attempt, chance), error=reason)
+
+
+def describe(error: BaseException) -> str:
+    """Return an error as one text for a person, short enough to be kept in a row."""
+    text = str(error).strip()
+    name = type(error).__name__
+    return (f"{name}: {text}" if text else name)[:LONGEST_ERROR]

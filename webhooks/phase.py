@@ -1,0 +1,152 @@
+"""What a gate knows of one of its phases, and of a row's key."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Callable, Coroutine, Mapping
+from dataclasses import dataclass, field
+from datetime import timedelta
+from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias
+
+from webhooks.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    from webhooks.claim import Claim
+
+
+@dataclass(frozen=True, slots=True)
+class Done:
+    """What a phase returns: the done status (None: the only one) and the columns of the fenced UPDATE."""
+
+    status: str | None = None
+    columns: Mapping[str, object] = field(default_factory=dict[str, object])
+
+
+@dataclass(frozen=True, slots=True)
+class Moved:
+    """The answer of `advance`: truthy when the row moved; `found` is the status seen otherwise, None for no row."""
+
+    moved: bool
+    found: str | None
+
+    def __bool__(self) -> bool:
+        return self.moved
+
+
+PhaseFunction: TypeAlias = "Callable[[Any, Claim[Any]], Coroutine[Any, Any, Done | None]]"
+
+GATE_COLUMNS: tuple[LiteralString, ...] = (
+    "status",
+    "claimed_from",
+    "visit",
+    "attempt_count",
+    "max_attempts",
+    "not_before",
+    "claim_seq",
+    "claimed_by",
+    "claimed_at",
+    "lease_until",
+    "last_error",
+)
+
+
+@dataclass(frozen=True, slots=True)
+class Phase:
+    """Ready status → claimed status → done statuses, and the function that does the work.
+
+    Args:
+        ready: the status in which a row waits.
+        claimed: the status while somebody works on it; names the phase.
+        done: the statuses it can end in.
+        lease: how long a claim lasts without renewal; None for the setting's.
+        timeout: how long the function may run.
+        max_attempts: charged attempts before a person has to decide.
+        concurrency: claims at once in one process.
+        function: the work; None when only code with a loop of its own claims this phase.
+    """
+
+    ready: LiteralString
+    claimed: LiteralString
+    done: tuple[LiteralString, ...]
+    lease: timedelta | None
+    timeout: timedelta
+    max_attempts: int
+    concurrency: int
+    function: PhaseFunction | None = None
+
+    def ending(self, status: str | None) -> str:
+        """Return the done status meant by `status`.
+
+        Raises:
+            ConfigurationError: it is not one of the phase's, or there are several and none was named.
+        """
+        if status is None and len(self.done) == 1:
+            return self.done[0]
+        if status not in self.done:
+            choices = ", ".join(self.done)
+            raise ConfigurationError(f"phase {self.claimed} ends in one of {choices}: name one, not {status!r}")
+        return status
+
+
+_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+_STATUS = re.compile(r"[A-Za-z0-9_.-]+")
+
+
+def checked_name(name: LiteralString) -> LiteralString:
+    if not _NAME.fullmatch(name):
+        raise ConfigurationError(f"{name!r} is not a plain lower-case SQL name")
+    return name
+
+
+def checked_status(status: LiteralString) -> LiteralString:
+    if not _STATUS.fullmatch(status):
+        raise ConfigurationError(f"{status!r} is not a plain status: letters, digits, dot, dash and underscore only")
+    return status
+
+
+@dataclass(frozen=True, slots=True)
+class Key:
+    """The columns that name a row, and its values in the forms statements and people need."""
+
+    columns: tuple[LiteralString, ...]
+
+    @classmethod
+    def of(cls, text: LiteralString) -> Key:
+        """Read `"sc_id"` or `"company_id, id"`."""
+        return cls(tuple(checked_name(column.strip()) for column in text.split(",")))
+
+    def values(self, key: object) -> tuple[object, ...]:
+        """Return a key as a tuple of its columns' values.
+
+        Raises:
+            ValueError: it has another number of parts.
+        """
+        if len(self.columns) == 1:
+            return key if isinstance(key, tuple) and len(key) == 1 else (key,)
+        if not isinstance(key, tuple) or len(key) != len(self.columns):
+            raise ValueError(f"the key is ({', '.join(self.columns)}), not {key!r}")
+        return key
+
+    def value(self, row: Mapping[str, object]) -> object:
+        """Return a row's key: the value itself for one column, a tuple for several."""
+        values = tuple(row[column] for column in self.columns)
+        return values[0] if len(values) == 1 else values
+
+    def names(self) -> tuple[LiteralString, ...]:
+        """Return the parameter of each column: `key`, or `key1`, `key2`, …"""
+        if len(self.columns) == 1:
+            return ("key",)
+        numbers: tuple[LiteralString, ...] = ("key1", "key2", "key3", "key4", "key5", "key6")
+        return numbers[: len(self.columns)]
+
+    def params(self, key: object) -> dict[str, object]:
+        return dict(zip(self.names(), self.values(key), strict=True))
+
+    def lists(self, keys: list[object]) -> dict[str, object]:
+        """Return the parameters of a statement over many rows: one list a column."""
+        rows = [self.values(key) for key in keys]
+        return {name: [row[place] for row in rows] for place, name in enumerate(self.names())}
+
+    def text(self, key: object) -> str:
+        """Return the key as it stands in `attempts` and `effects`: several parts joined by `/`."""
+        return "/".join(str(value) for value in self.values(key))

@@ -1,0 +1,133 @@
+"""The connections of one process, its name, its block of fences, and its renewer."""
+
+from __future__ import annotations
+
+import os
+import secrets
+import socket
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from datetime import timedelta
+from typing import Any
+
+from psycopg import AsyncConnection
+from psycopg.conninfo import conninfo_to_dict
+from psycopg.rows import dict_row
+from psycopg_pool import AsyncConnectionPool
+
+from webhooks.db import BLOCK, Connection, Transaction, draw, transaction
+from webhooks.embedded import embedded
+from webhooks.outcome import Backoff
+from webhooks.renewer import Renewer, connector
+from webhooks.settings import Settings
+
+MOST_CONNECTIONS = 16
+
+
+def connection_parameters(url: str) -> dict[str, Any]:
+    """Return what every connection of ours is opened with: it finds out within seconds that its server is gone.
+
+    Nothing goes into `options`: a pooler refuses it. A time-out the address itself names is kept.
+    """
+    given = conninfo_to_dict(url)
+    parameters: dict[str, Any] = {
+        "connect_timeout": 2,
+        "keepalives": 1,
+        "keepalives_idle": 5,
+        "keepalives_interval": 2,
+        "keepalives_count": 3,
+        "tcp_user_timeout": 5000,
+        "application_name": "webhooks",
+    }
+    if "," in str(given.get("host", "")):
+        parameters["target_session_attrs"] = "read-write"
+    return {name: value for name, value in parameters.items() if name not in given}
+
+
+class Pool:
+    """A psycopg pool with our connection settings, and the thread that renews this process's claims.
+
+    Attributes:
+        url: the database's address.
+        process: this process's name in `claimed_by`: host, pid and four random bytes.
+        backoff: the wait between charged attempts.
+        renewer: keeps the leases of this process's claims alive.
+    """
+
+    def __init__(self, url: str, settings: Settings) -> None:
+        self.url = url
+        self.settings = settings
+        self.process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
+        self.backoff = Backoff(timedelta(seconds=settings.backoff_base_s), timedelta(seconds=settings.backoff_max_s))
+        self.prepare_threshold = 5 if settings.prepare else None
+        parameters = connection_parameters(url)
+        self.renewer = Renewer(connector(url, parameters, self.prepare_threshold))
+        self.connections: AsyncConnectionPool[Connection] = AsyncConnectionPool(
+            url,
+            connection_class=AsyncConnection[dict[str, Any]],
+            kwargs={
+                "autocommit": True,
+                "row_factory": dict_row,
+                "prepare_threshold": self.prepare_threshold,
+                **parameters,
+            },
+            min_size=1,
+            max_size=MOST_CONNECTIONS,
+            open=False,
+            timeout=3,
+            reconnect_timeout=10,
+        )
+        self._fence = 0
+        self._fences_left = 0
+
+    @classmethod
+    @asynccontextmanager
+    async def open(cls, url: str | None = None, *, settings: Settings | None = None) -> AsyncGenerator[Pool]:
+        """Open the pool of this process.
+
+        Args:
+            url: a PostgreSQL address; None takes `DATABASE_URL`, and without that the embedded server.
+            settings: where the environment is not to be read.
+
+        Raises:
+            ConfigurationError: a setting is wrong, or there is neither an address nor an embedded server.
+        """
+        settings = settings or Settings.load()
+        address = url or settings.database_url
+        if address is None:
+            async with embedded(settings.home) as started, cls.open(started, settings=settings) as pool:
+                yield pool
+            return
+        pool = cls(address, settings)
+        await pool.connections.open()
+        pool.renewer.start()
+        try:
+            yield pool
+        finally:
+            await pool.renewer.stop()
+            await pool.connections.close()
+
+    @asynccontextmanager
+    async def transaction(self) -> AsyncGenerator[Transaction]:
+        """Open a transaction of ours on a connection of the pool.
+
+        Raises:
+            psycopg_pool.PoolTimeout: no connection was free, or none could be made, within three seconds.
+            psycopg.Error: the database refused a statement or went away.
+        """
+        async with self.connections.connection() as connection, transaction(connection) as tx:
+            yield tx
+
+    async def fences(self, tx: Transaction, count: int = 1) -> int:
+        """Return the first of `count` consecutive numbers that nobody ever had, taken before the statement using them.
+
+        Args:
+            tx: where a new block is drawn from the sequence when this process's own is used up.
+            count: how many are needed, at most 100.
+        """
+        if count > self._fences_left:
+            self._fence, self._fences_left = await draw(tx), BLOCK
+        first = self._fence
+        self._fence += count
+        self._fences_left -= count
+        return first

@@ -1,0 +1,218 @@
+"""Keeps this process's leases alive, in a thread with a connection of its own, so that a blocked event loop cannot
+lose them; and tells the loop which claims are lost or have run too long.
+
+The database's clock decides when a lease is over. The process's own judgement uses `CLOCK_BOOTTIME`, which goes on
+while a laptop sleeps, counted from *before* a renewal was asked for.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import threading
+import time
+from collections.abc import Callable
+from contextlib import suppress
+from dataclasses import dataclass, field
+from datetime import timedelta
+from itertools import groupby
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg.rows import dict_row
+
+from webhooks.db import BEGIN
+from webhooks.outcome import Stop
+from webhooks.phase import Key
+
+log = structlog.get_logger(__name__)
+
+CHECK_EVERY_S = 0.25
+_CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
+
+
+def boottime() -> float:
+    """Seconds since the machine started, sleep included where the system can tell."""
+    return time.clock_gettime(_CLOCK)
+
+
+@dataclass(frozen=True, slots=True)
+class Renewal:
+    """How the claims of one phase are renewed."""
+
+    table: str
+    phase: str
+    key: Key
+    renew: bytes
+    still_held: bytes
+    lease: timedelta
+
+
+@dataclass(slots=True, eq=False)
+class Lease:
+    """One claim as the renewer sees it. `until` and `lost` are written by the thread, read by the loop.
+
+    Args:
+        renewal: how it is renewed.
+        row_key: the row.
+        claim_seq: the fence.
+        until: when, by this process's clock, the lease is over unless renewed.
+        stop_at: when its phase's timeout is over; renewals stop then.
+        cancel: called in the loop, once, when the claim has to end, with why.
+    """
+
+    renewal: Renewal
+    row_key: object
+    claim_seq: int
+    until: float
+    stop_at: float
+    cancel: Callable[[Stop], None]
+    renew_at: float = 0.0
+    lost: bool = False
+    told: bool = field(default=False, repr=False)
+
+    def renewed(self, asked_at: float) -> None:
+        seconds = self.renewal.lease.total_seconds()
+        self.until = asked_at + seconds
+        self.renew_at = asked_at + seconds / 3
+
+
+class Renewer:
+    """The thread that renews, and the task that tells claims what became of them."""
+
+    def __init__(self, connect: Callable[[], psycopg.Connection[dict[str, Any]]]) -> None:
+        self._connect = connect
+        self._connection: psycopg.Connection[dict[str, Any]] | None = None
+        self._leases: set[Lease] = set()
+        self._changed = threading.Condition()
+        self._stopping = False
+        self._thread = threading.Thread(target=self._renew_for_ever, name="webhooks-renewer", daemon=True)
+        self._watch: asyncio.Task[None] | None = None
+
+    def start(self) -> None:
+        self._thread.start()
+        self._watch = asyncio.create_task(self._watch_for_ever(), name="webhooks-leases")
+
+    async def stop(self) -> None:
+        """End the thread and the task; leases still held are left to run out."""
+        with self._changed:
+            self._stopping = True
+            self._changed.notify()
+        if self._watch is not None:
+            self._watch.cancel()
+            with suppress(asyncio.CancelledError):
+                await self._watch
+        # Against a frozen server the thread cannot be joined; it is a daemon and dies with the process.
+        await asyncio.to_thread(self._thread.join, 2)
+
+    def add(self, lease: Lease) -> None:
+        with self._changed:
+            self._leases.add(lease)
+            self._changed.notify()
+
+    def remove(self, lease: Lease) -> None:
+        with self._changed:
+            self._leases.discard(lease)
+
+    def __len__(self) -> int:
+        return len(self._leases)
+
+    # ---- in the loop
+
+    async def _watch_for_ever(self) -> None:
+        while True:
+            await asyncio.sleep(CHECK_EVERY_S)
+            now = boottime()
+            with self._changed:
+                leases = list(self._leases)
+            for lease in leases:
+                if lease.told:
+                    continue
+                if lease.lost or now >= lease.until:
+                    lease.told = True
+                    lease.cancel(Stop.LOST)
+                elif now >= lease.stop_at:
+                    lease.told = True
+                    lease.cancel(Stop.TIMEOUT)
+
+    # ---- in the thread
+
+    def _renew_for_ever(self) -> None:
+        while True:
+            with self._changed:
+                if self._stopping:
+                    break
+                due = [lease for lease in self._leases if self._due(lease)]
+                if not due:
+                    self._changed.wait(self._until_next())
+                    continue
+            self._renew(due)
+        self._drop_connection()
+
+    def _due(self, lease: Lease) -> bool:
+        now = boottime()
+        return not lease.lost and lease.renew_at <= now < lease.stop_at
+
+    def _until_next(self) -> float:
+        """How long nothing is due, in seconds; a machine that slept is noticed within a second."""
+        now = boottime()
+        waits = [lease.renew_at - now for lease in self._leases if not lease.lost and now < lease.stop_at]
+        return max(0.01, min([*waits, 1.0]))
+
+    def _renew(self, due: list[Lease]) -> None:
+        asked_at = boottime()
+        try:
+            if self._connection is None or self._connection.closed:
+                self._connection = self._connect()
+            for renewal, leases in groupby(sorted(due, key=_place), key=lambda lease: lease.renewal):
+                self._renew_phase(self._connection, renewal, list(leases), asked_at)
+        except psycopg.Error as error:
+            log.warning("leases could not be renewed, trying again", claims=len(due), error=str(error).strip())
+            self._drop_connection()
+            for lease in due:
+                lease.renew_at = boottime() + min(1.0, lease.renewal.lease.total_seconds() / 6)
+
+    def _renew_phase(
+        self, connection: psycopg.Connection[dict[str, Any]], renewal: Renewal, leases: list[Lease], asked_at: float
+    ) -> None:
+        params: dict[str, object] = {
+            **renewal.key.lists([lease.row_key for lease in leases]),
+            "claim_seqs": [lease.claim_seq for lease in leases],
+            "lease": renewal.lease,
+        }
+        connection.execute(BEGIN, prepare=False)
+        renewed = {row["claim_seq"] for row in connection.execute(renewal.renew, params)}
+        connection.execute("COMMIT", prepare=False)
+        missing = [lease for lease in leases if lease.claim_seq not in renewed]
+        # A row somebody locks just now is skipped, not lost: only another status or fence says that it was taken.
+        held = {row["claim_seq"] for row in connection.execute(renewal.still_held, params)} if missing else set[int]()
+        for lease in leases:
+            if lease.claim_seq in renewed:
+                lease.renewed(asked_at)
+            elif lease.claim_seq in held:
+                lease.renew_at = boottime() + min(1.0, renewal.lease.total_seconds() / 6)
+            else:
+                lease.lost = True
+
+    def _drop_connection(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            with suppress(psycopg.Error):
+                connection.close()
+
+
+def _place(lease: Lease) -> tuple[str, str]:
+    return lease.renewal.table, lease.renewal.phase
+
+
+def connector(
+    url: str, parameters: dict[str, Any], prepare_threshold: int | None
+) -> Callable[[], psycopg.Connection[dict[str, Any]]]:
+    """Return how the thread connects: like the pool, one connection, autocommit."""
+
+    def connect() -> psycopg.Connection[dict[str, Any]]:
+        connection = psycopg.connect(url, autocommit=True, row_factory=dict_row, **parameters)
+        connection.prepare_threshold = prepare_threshold
+        return connection
+
+    return connect

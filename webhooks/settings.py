@@ -1,0 +1,249 @@
+"""Settings from the environment, and the secrets of sources.
+
+Every variable is one field of `Settings`; a secret belongs to a source and is looked up by its name.
+Whatever is wrong with one ends as one line that names the variable and never shows a secret.
+"""
+
+from __future__ import annotations
+
+import base64
+import os
+import re
+import secrets
+from contextlib import suppress
+from datetime import timedelta
+from pathlib import Path
+from typing import Annotated, Literal
+
+from pydantic import Field, ValidationError
+from pydantic_settings import BaseSettings, SettingsConfigDict
+
+from webhooks.errors import ConfigurationError
+
+Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
+Count = Annotated[int, Field(ge=1, le=10_000)]
+
+
+class Settings(BaseSettings):
+    """The environment, read once and frozen. Build it with `Settings.load()`, which raises our own error."""
+
+    model_config = SettingsConfigDict(
+        frozen=True, case_sensitive=True, env_ignore_empty=True, extra="ignore", populate_by_name=True
+    )
+
+    database_url: str | None = Field(
+        default=None,
+        validation_alias="DATABASE_URL",
+        repr=False,
+        description="PostgreSQL 14 or newer. Without it an embedded PostgreSQL is started under `WEBHOOKS_HOME`.",
+    )
+    direct_url: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_DIRECT_URL",
+        repr=False,
+        description="The same database past a transaction pooler; LISTEN uses it.",
+    )
+    schema_name: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_SCHEMA",
+        pattern=r"^[a-z_][a-z0-9_]{0,62}$",
+        description="The database schema that holds the tables. Without it `search_path` decides.",
+    )
+    prepare: bool = Field(
+        default=True,
+        validation_alias="WEBHOOKS_PREPARE",
+        description="Prepared statements, `on` or `off`; `off` behind a transaction pooler.",
+    )
+    home: Path = Field(
+        default=Path(".webhooks"),
+        validation_alias="WEBHOOKS_HOME",
+        description="The directory of the embedded PostgreSQL and of the secrets that `serve --dev` makes.",
+    )
+    control_token: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_CONTROL_TOKEN",
+        repr=False,
+        description="What a caller of the control plane must present, unless it is on this machine.",
+    )
+    max_body_mib: int = Field(
+        default=26,
+        validation_alias="WEBHOOKS_MAX_BODY_MIB",
+        ge=1,
+        le=256,
+        description="The largest body accepted, in MiB; past it the answer is 413.",
+    )
+    lease_s: Seconds = Field(
+        default=60,
+        validation_alias="WEBHOOKS_LEASE_S",
+        description="Seconds a claim lasts without renewal; the `lease=` of a phase wins.",
+    )
+    poll_s: Seconds = Field(
+        default=1,
+        validation_alias="WEBHOOKS_POLL_S",
+        description="Seconds between two looks for work that nobody announced.",
+    )
+    sweep_s: Seconds = Field(
+        default=15,
+        validation_alias="WEBHOOKS_SWEEP_S",
+        description="Seconds between two sweeps for expired leases, at most; a quarter of the shortest lease if less.",
+    )
+    max_attempts: Count = Field(
+        default=5,
+        validation_alias="WEBHOOKS_MAX_ATTEMPTS",
+        description="Attempts until a row is escalated or a delivery is dead; the `max_attempts=` of a phase wins.",
+    )
+    backoff_base_s: Seconds = Field(
+        default=5,
+        validation_alias="WEBHOOKS_BACKOFF_BASE_S",
+        description="Seconds to wait after the first failed attempt; doubled after every further one.",
+    )
+    backoff_max_s: Seconds = Field(
+        default=600,
+        validation_alias="WEBHOOKS_BACKOFF_MAX_S",
+        description="Seconds to wait after a failed attempt, at most.",
+    )
+    concurrency: Count = Field(
+        default=4,
+        validation_alias="WEBHOOKS_CONCURRENCY",
+        description="Claims that one process works on at once in a phase; the `concurrency=` of a phase wins.",
+    )
+    deliveries_concurrency: Count = Field(
+        default=10,
+        validation_alias="WEBHOOKS_DELIVERIES_CONCURRENCY",
+        description="Deliveries that one process applies at once.",
+    )
+    drain_s: float = Field(
+        default=20,
+        validation_alias="WEBHOOKS_DRAIN_S",
+        ge=0,
+        le=86_400,
+        allow_inf_nan=False,
+        description="Seconds that running work may take to end after SIGTERM, before it is cancelled.",
+    )
+
+    @classmethod
+    def load(cls) -> Settings:
+        """Read the environment. An empty variable counts as unset.
+
+        Raises:
+            ConfigurationError: a variable cannot be read; the message names it.
+        """
+        try:
+            return cls()
+        except ValidationError as error:
+            reasons = (_reason(str(e["loc"][0]), e["msg"], e["input"]) for e in error.errors(include_url=False))
+            raise ConfigurationError("; ".join(reasons)) from None
+
+    @classmethod
+    def variables(cls) -> dict[str, str]:
+        """Return every variable with its description, for help texts and for the test that holds the documents true."""
+        return {str(field.validation_alias): field.description or "" for field in cls.model_fields.values()}
+
+    @property
+    def max_body_bytes(self) -> int:
+        """The largest body accepted, in bytes."""
+        return self.max_body_mib * 1024 * 1024
+
+    @property
+    def lease(self) -> timedelta:
+        """How long a claim lasts without renewal."""
+        return timedelta(seconds=self.lease_s)
+
+
+def secrets_for(source: str) -> tuple[str, ...]:
+    """Return the secrets of a source: several while one is being replaced, none when none is set.
+
+    They are the comma-separated parts of ``WEBHOOKS_SECRET_<SOURCE>``, or the whole file that
+    ``WEBHOOKS_SECRET_<SOURCE>_FILE`` names, less one trailing newline.
+
+    Args:
+        source: the source's name; upper-cased, and with `_` for `-`, it ends the variable's name.
+
+    Raises:
+        ConfigurationError: both variables are set, or the one that is set holds no secret that can be used.
+    """
+    variable = secret_variable(source)
+    listed, path = os.environ.get(variable), os.environ.get(f"{variable}_FILE")
+    if listed and path:
+        raise ConfigurationError(f"{variable} and {variable}_FILE are both set: keep one")
+    if path:
+        return (_read_secret(f"{variable}_FILE", Path(path)),)
+    if not listed:
+        return ()
+    found = tuple(part for part in (part.strip() for part in listed.split(",")) if part)
+    if not found:
+        raise ConfigurationError(f"{variable} holds no secret, only separators")
+    if any("\udc80" <= character <= "\udcff" for character in listed):
+        raise ConfigurationError(f"{variable} is not UTF-8 text")
+    return found
+
+
+def secret_variable(source: str) -> str:
+    """Return the name of the variable that holds the secrets of a source."""
+    return f"WEBHOOKS_SECRET_{source.upper().replace('-', '_')}"
+
+
+def dev_secrets(home: Path, source: str, kind: Literal["text", "whsec"] = "text") -> tuple[str, ...]:
+    """Return the secret that `serve --dev` uses for a source without one, made on first use and kept.
+
+    It is kept in ``<home>/secrets/<source>``, which only its owner can read; two processes that start at once agree.
+
+    Args:
+        home: the directory of `WEBHOOKS_HOME`.
+        source: the source's name.
+        kind: ``whsec`` for a source that decodes its secret: ``whsec_`` and 32 bytes in base64.
+
+    Raises:
+        ConfigurationError: the name cannot be a file name, or the file cannot be made or read.
+    """
+    if not re.fullmatch(r"[A-Za-z0-9][A-Za-z0-9_-]*", source):
+        raise ConfigurationError(f"source name {source!r}: use letters, digits, - and _")
+    directory = home / "secrets"
+    kept = directory / source
+    try:
+        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.chmod(0o700)
+        if not kept.exists():
+            _keep(kept, _new_secret(kind))
+        kept.chmod(0o600)
+    except OSError as error:
+        raise ConfigurationError(f"cannot keep a secret in {kept}: {error.strerror}") from None
+    return (_read_secret("the secret of --dev", kept),)
+
+
+def _new_secret(kind: Literal["text", "whsec"]) -> str:
+    if kind == "whsec":
+        return "whsec_" + base64.b64encode(secrets.token_bytes(32)).decode()
+    return secrets.token_urlsafe(32)
+
+
+def _keep(path: Path, secret: str) -> None:
+    """Write a secret so that it appears whole or not at all, and the first of two processes wins."""
+    draft = path.with_name(f".{path.name}.{secrets.token_hex(8)}")
+    try:
+        with os.fdopen(os.open(draft, os.O_WRONLY | os.O_CREAT | os.O_EXCL, 0o600), "w") as file:
+            file.write(secret + "\n")
+        with suppress(FileExistsError):
+            os.link(draft, path)
+    finally:
+        draft.unlink(missing_ok=True)
+
+
+def _read_secret(variable: str, path: Path) -> str:
+    try:
+        text = path.read_bytes().decode()
+    except OSError as error:
+        raise ConfigurationError(f"{variable}: cannot read {path}: {error.strerror}") from None
+    except UnicodeDecodeError:
+        raise ConfigurationError(f"{variable}: {path} is not UTF-8 text") from None
+    secret = text.removesuffix("\n").removesuffix("\r")
+    if not secret:
+        raise ConfigurationError(f"{variable}: {path} is empty")
+    return secret
+
+
+def _reason(variable: str, message: str, given: object) -> str:
+    field = next(f for f in Settings.model_fields.values() if f.validation_alias == variable)
+    # A field that stays out of `repr` may hold a password.
+    shown = f", not {given!r}" if field.repr else ""
+    return f"{variable}: {message[:1].lower()}{message[1:]}{shown}"
