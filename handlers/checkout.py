@@ -10,13 +10,13 @@ import asyncio
 import base64
 import shutil
 import tempfile
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncGenerator, Mapping
 from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from email.utils import parseaddr
 from pathlib import Path
 
-from handlers.runner import CommandFailed, run
+from handlers.runner import run
 from handlers.settings import Settings, needed, settings
 
 GIT_LIMIT = timedelta(minutes=5)
@@ -37,7 +37,7 @@ async def git(
 
 
 @asynccontextmanager
-async def temporary_directory() -> AsyncIterator[Path]:
+async def temporary_directory() -> AsyncGenerator[Path]:
     directory = Path(await asyncio.to_thread(tempfile.mkdtemp, prefix="patch-"))
     try:
         yield directory
@@ -46,7 +46,7 @@ async def temporary_directory() -> AsyncIterator[Path]:
 
 
 @asynccontextmanager
-async def checkout(revision: str) -> AsyncIterator[Path]:
+async def checkout(revision: str) -> AsyncGenerator[Path]:
     """A directory with the files of `revision` (a branch, or a commit's full id) of the repository."""
     now = settings()
     async with temporary_directory() as directory:
@@ -100,13 +100,14 @@ async def push(directory: Path, branch: str) -> None:
 
 
 def remote(now: Settings) -> str:
-    """What git fetches from and pushes to.
+    """What git fetches from and pushes to: an URL, or the absolute path of a directory.
 
     Raises:
         Escalate: neither `PATCH_REPOSITORY` nor `PATCH_GITHUB_REPOSITORY` is set.
     """
     if now.repository is not None:
-        return now.repository
+        local = Path(now.repository).expanduser()
+        return str(local.resolve()) if local.exists() else now.repository
     name = needed(now.github_repository, "PATCH_GITHUB_REPOSITORY", "owner/name, the repository to patch")
     return f"https://github.com/{name}.git"
 
@@ -121,6 +122,3 @@ def credentials(now: Settings) -> dict[str, str]:
         "GIT_CONFIG_KEY_0": "http.https://github.com/.extraHeader",
         "GIT_CONFIG_VALUE_0": f"Authorization: Basic {basic}",
     }
-
-
-__all__ = ["CommandFailed", "check_applies", "checkout", "commit", "git", "head", "push", "temporary_directory"]

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import httpx
@@ -17,7 +17,7 @@ LONGEST_TITLE = 256
 
 
 @asynccontextmanager
-async def github_api() -> AsyncIterator[GitHubApi]:
+async def github_api() -> AsyncGenerator[GitHubApi]:
     """A client with our token, for our repository.
 
     Raises:

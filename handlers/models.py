@@ -3,9 +3,8 @@
 from __future__ import annotations
 
 from datetime import datetime
-from typing import Any
 
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, ConfigDict
 
 
 class PatchSession(BaseModel):
@@ -29,8 +28,8 @@ class PatchSession(BaseModel):
 
 
 class Reference(BaseModel):
-    id: int | str
-    entity_type: str
+    id: int | str | None = None
+    entity_type: str | None = None
     name: str | None = None
 
 
@@ -155,7 +154,5 @@ class Questions(BaseModel):
 
 class Draft(BaseModel):
     diff: str
-    base_commit: str = Field(description="the commit that the diff applies to")
-
-
-Json = dict[str, Any]
+    base_commit: str
+    """The commit that the diff applies to."""

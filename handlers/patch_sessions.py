@@ -2,8 +2,9 @@
 
 ::
 
-    received ── clarifying ──┬── clarified ── drafting ── drafted ── opening ── in_review ──┬── merged ── finishing ── finished
+    received ── clarifying ──┬── clarified ── drafting ── drafted ── opening ── in_review ──┬── merged …
                              └── asked ──┘                                                  └── closed
+                                                                … merged ── finishing ── finished
 
 Events move a session inside one database transaction and never touch the network; phases do the slow work, one owner
 at a time. Whatever cannot be done ends in `escalated`, with the reason in `last_error`.
@@ -69,7 +70,7 @@ async def answer(event: Event[CommentEvent], tx: Transaction) -> None:
         raise Ignore("our own comment")
     answered = {"answer": comment.text, "answered_by": comment.author_id}
     moved = await sessions.advance(tx, comment.story_id, "asked", "clarified", **answered)
-    if moved.found is None and not moved:
+    if not moved and moved.found is None:
         raise Ignore(f"no session for story {comment.story_id}")
     if not moved:  # the question may be on the story already, and its phase not yet done
         raise Park(sessions, comment.story_id, while_in=("received", "clarifying"))
@@ -91,7 +92,12 @@ async def older_than_the_question(event: Event[CommentEvent], comment: CommentEv
 
 
 @sessions.phase(
-    "clarified", claimed="drafting", done="drafted", lease=timedelta(minutes=1), timeout=timedelta(minutes=20), max_attempts=3
+    "clarified",
+    claimed="drafting",
+    done="drafted",
+    lease=timedelta(minutes=1),
+    timeout=timedelta(minutes=20),
+    max_attempts=3,
 )
 async def draft(session: PatchSession, claim: Claim[PatchSession]) -> Done:
     """Let the configured command write a patch. Local work, so a repetition is safe."""

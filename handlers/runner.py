@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import re
 import signal
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
@@ -20,8 +21,14 @@ MAX_OUTPUT_BYTES = 10 * 1024 * 1024
 STDERR_TAIL_BYTES = 4096
 GRACE = timedelta(seconds=2)
 
-_SECRET_PREFIXES = ("WEBHOOKS_", "PG")
-_SECRET_WORDS = ("TOKEN", "SECRET", "PASSWORD", "DATABASE_URL")
+_OURS = re.compile(
+    r"WEBHOOKS_.*|DATABASE_URL|PG[A-Z]+|(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_.*)?", re.IGNORECASE
+)
+# Set while a git hook runs us, and then every git below would work on that repository instead of its own checkout.
+_ANOTHER_REPOSITORY = re.compile(
+    r"GIT_(DIR|WORK_TREE|COMMON_DIR|INDEX_FILE|OBJECT_DIRECTORY|ALTERNATE_OBJECT_DIRECTORIES|PREFIX|NAMESPACE"
+    r"|CONFIG_PARAMETERS|CONFIG_COUNT|CONFIG_KEY_.*|CONFIG_VALUE_.*)"
+)
 
 
 class CommandFailed(Exception):
@@ -44,14 +51,14 @@ async def run(
         timeout: how long it may take.
         stdin: what it may read, of any size.
         cwd: where it runs.
-        environment: variables set on top of our own without the secrets (`without_secrets`).
+        environment: variables on top of those it inherits (`inherited`).
         max_output_bytes: how much it may write to standard output.
 
     Raises:
         CommandFailed: it could not be started, took too long, wrote too much or exited with another code than 0.
     """
     loop = asyncio.get_running_loop()
-    variables = {**without_secrets(os.environ), **(environment or {})}
+    variables = {**inherited(os.environ), **(environment or {})}
     try:
         transport, output = await loop.subprocess_exec(
             lambda: _Output(max_output_bytes),
@@ -77,15 +84,16 @@ async def run(
     return bytes(output.stdout)
 
 
-def without_secrets(environment: Mapping[str, str]) -> dict[str, str]:
-    """`environment` without what the command has no business with: our settings, tokens, passwords, the database.
+def inherited(environment: Mapping[str, str]) -> dict[str, str]:
+    """`environment` without what no command has any business with: our settings, the database, tokens and passwords.
 
-    A model's ``..._API_KEY`` stays: calling the model is what a drafter is for.
+    A model's ``..._API_KEY`` stays, because calling the model is what a drafter is for. A command that needs a token
+    reads it from a file of its own.
     """
     return {
         name: value
         for name, value in environment.items()
-        if not name.upper().startswith(_SECRET_PREFIXES) and not any(word in name.upper() for word in _SECRET_WORDS)
+        if not _OURS.fullmatch(name) and not _ANOTHER_REPOSITORY.fullmatch(name)
     }
 
 
@@ -142,7 +150,9 @@ async def _end(transport: asyncio.SubprocessTransport, output: _Output) -> None:
     finally:  # a second cancellation must not spare the group
         _signal(group, signal.SIGKILL)
         try:
-            await _within(GRACE, output.closed)  # what is still in the pipes; a process that left the group may hold them
+            await _within(
+                GRACE, output.closed
+            )  # what is still in the pipes; a process that left the group may hold them
         finally:
             transport.close()
 

@@ -27,7 +27,7 @@ class Settings(BaseSettings):
     label: str = "patch"
     """``PATCH_LABEL``: the label that opens a session."""
     clarifier: str | None = None
-    """``PATCH_CLARIFIER``: reads the story (JSON), prints ``{"questions": [...]}`` or ``{}``. Not set: nothing is asked."""
+    """``PATCH_CLARIFIER``: reads the story (JSON), prints ``{"questions": [...]}`` or ``{}``. Not set: never asks."""
     drafter: str | None = None
     """``PATCH_DRAFTER``: reads the story (JSON), runs in a checkout, prints a unified diff."""
     repository: str | None = None
@@ -41,12 +41,12 @@ class Settings(BaseSettings):
     author: str = "patch flow <patch-flow@localhost>"
     """``PATCH_AUTHOR``: who the commits are by."""
 
-    shortcut_token: SecretStr | None = Field(None, validation_alias="WEBHOOKS_SHORTCUT_TOKEN")
-    shortcut_bot: str | None = Field(None, validation_alias="WEBHOOKS_SHORTCUT_BOT")
+    shortcut_token: SecretStr | None = Field(default=None, validation_alias="WEBHOOKS_SHORTCUT_TOKEN")
+    shortcut_bot: str | None = Field(default=None, validation_alias="WEBHOOKS_SHORTCUT_BOT")
     """The member id of the token's owner: what that member does is never taken for a person's act."""
-    github_token: SecretStr | None = Field(None, validation_alias="WEBHOOKS_GITHUB_TOKEN")
-    shortcut_api: str = Field("https://api.app.shortcut.com/api/v3", validation_alias="SHORTCUT_API")
-    github_api: str = Field("https://api.github.com", validation_alias="GITHUB_API")
+    github_token: SecretStr | None = Field(default=None, validation_alias="WEBHOOKS_GITHUB_TOKEN")
+    shortcut_api: str = Field(default="https://api.app.shortcut.com/api/v3", validation_alias="SHORTCUT_API")
+    github_api: str = Field(default="https://api.github.com", validation_alias="GITHUB_API")
 
     @field_validator("clarifier", "drafter")
     @classmethod

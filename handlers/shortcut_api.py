@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import httpx
@@ -18,7 +18,7 @@ LONGEST_COMMENT = 100_000
 
 
 @asynccontextmanager
-async def shortcut_api() -> AsyncIterator[ShortcutApi]:
+async def shortcut_api() -> AsyncGenerator[ShortcutApi]:
     """A client with our token.
 
     Raises:

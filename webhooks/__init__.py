@@ -1,6 +1,7 @@
 """A webhook consumer whose work happens once. Everything a user writes imports from here."""
 
 from webhooks.claim import Claim
+from webhooks.consumer import Consumer
 from webhooks.db import Transaction
 from webhooks.delivery import Event
 from webhooks.errors import Escalate, Ignore, LostClaim, NotDone, Park, Snooze
@@ -11,6 +12,7 @@ from webhooks.sources import GitHub, Shortcut, StandardWebhooks
 
 __all__ = [
     "Claim",
+    "Consumer",
     "Done",
     "Escalate",
     "Event",

@@ -17,7 +17,7 @@ from pydantic import TypeAdapter
 from typing_extensions import TypeVar
 
 from webhooks import effects
-from webhooks.db import Transaction, clean, finished
+from webhooks.db import Ready, Transaction, clean, finished
 from webhooks.errors import Escalate, LostClaim, Snooze
 from webhooks.outcome import Outcome, Release, Stop, release_for
 from webhooks.phase import Done, Key, Phase
@@ -56,7 +56,6 @@ class Owned:
         self.row = row
         self.claim = statements.claim(phase)
         self.hold = statements.hold(phase)
-        self.release = statements.release(phase)
         self.give_back = statements.give_back(phase)
         self.sweeps = (statements.expire(phase), statements.adopt(phase), statements.exhausted(phase))
         self.renewal = Renewal(table, phase.claimed, key, statements.renew(phase), statements.still_held(phase), lease)
@@ -74,6 +73,8 @@ class Claim(Generic[Row]):
         attempt: the number of this attempt, from 1.
         lease_until: when the lease ended as it was claimed; renewals move it on.
         moved: the rows brought into a ready status under this claim, for the worker to claim next.
+        outcome: how it ended, once that is written; None while it runs, and for good when it was lost.
+        noted: columns to write if the claim is released, so that a row which failed shows what it was about.
     """
 
     row: Row
@@ -92,8 +93,9 @@ class Claim(Generic[Row]):
         self._in_transaction = False
         self._stop: Stop | None = None
         self._task: asyncio.Task[Any] | None = None
-        self._settled = False
-        self.moved: list[tuple[str, tuple[object, ...]]] = []
+        self.moved: list[Ready] = []
+        self.noted: dict[str, object] = {}
+        self.outcome: Outcome | None = None
         self._lease = Lease(
             renewal=owned.renewal,
             row_key=self.key,
@@ -139,7 +141,7 @@ class Claim(Generic[Row]):
         fn: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
         retry_safe: bool = False,
-        timeout: timedelta = timedelta(seconds=30),
+        timeout: timedelta = timedelta(seconds=30),  # noqa: ASYNC109 - the public name
     ) -> R:
         """Call the outside world once a visit, and remember the result.
 
@@ -183,9 +185,9 @@ class Claim(Generic[Row]):
                     raise self._lost()
                 yield tx
                 if tx.ending is not None:
-                    await self._complete(tx, tx.ending)
-            self._settled = tx.ending is not None
+                    await self._write(tx, tx.ending)
             self.moved += tx.moved
+            self.outcome = _outcome(tx.ending)
         finally:
             self._in_transaction = False
 
@@ -193,11 +195,12 @@ class Claim(Generic[Row]):
 
     @property
     def settled(self) -> bool:
-        return self._settled
+        """Whether its end is written."""
+        return self.outcome is not None
 
     def stop(self, why: Stop) -> None:
         """Cancel the task that works under this claim and note why."""
-        if self._task is not None and not self._settled:
+        if self._task is not None and not self.settled:
             self._stop = self._stop or why
             self._task.cancel(why.value)
 
@@ -213,12 +216,9 @@ class Claim(Generic[Row]):
             tries += 1
             try:
                 async with self._pool.transaction() as tx:
-                    if isinstance(ending, Done):
-                        await self._complete(tx, ending)
-                    else:
-                        await self._release(tx, ending)
+                    await self._write(tx, ending)
             except LostClaim:
-                if tries > 1 and await self._ended_as("done" if isinstance(ending, Done) else ending.outcome):
+                if tries > 1 and await self._ended_as(ending):
                     break
                 raise
             except (psycopg.OperationalError, PoolTimeout) as error:
@@ -230,7 +230,7 @@ class Claim(Generic[Row]):
                 continue
             self.moved += tx.moved
             break
-        self._settled = True
+        self.outcome = _outcome(ending)
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[Claim[Row]]:
@@ -244,11 +244,11 @@ class Claim(Generic[Row]):
         try:
             self.row = self._owned.row.validate_python(self._columns)
             yield self
-            if not self._settled:
+            if not self.settled:
                 log.warning("left without complete(): released", row=self.label, phase=self.phase)
                 await self._end(None)
         except BaseException as error:
-            if not self._settled:
+            if not self.settled:
                 await self._end(error)
             if isinstance(error, (Snooze, Escalate)):
                 return
@@ -282,6 +282,12 @@ class Claim(Generic[Row]):
             return TimeoutError(f"{self.label} in {self.phase}: {Stop.TIMEOUT.value}")
         return self._lost()
 
+    async def _write(self, tx: Transaction, ending: Done | Release) -> None:
+        if isinstance(ending, Done):
+            await self._complete(tx, ending)
+        else:
+            await self._release(tx, ending)
+
     async def _complete(self, tx: Transaction, ending: Done) -> None:
         owned = self._owned
         status = owned.phase.ending(ending.status)
@@ -294,19 +300,22 @@ class Claim(Generic[Row]):
             raise self._lost()
         await self._close_attempt(tx, "done", None)
         if entered is not None:
-            tx.moved.append((owned.table, owned.key.values(self.key)))
+            tx.moved.append(Ready(owned.table, entered.claimed, self.key))
         await wake_parked(tx, self.label)
 
     async def _release(self, tx: Transaction, ending: Release) -> None:
         error = None if ending.error is None else clean(ending.error)
+        columns = {**self.noted, **ending.columns}
         params = {
             **self._fence,
             "escalate": ending.escalate,
             "refund": 0 if ending.charged else 1,
             "delay": ending.delay,
             "error": error,
+            **{f"set_{column}": value for column, value in columns.items()},
         }
-        row = await (await tx.execute(self._owned.release, params)).fetchone()
+        statement = self._owned.statements.release(self._owned.phase, tuple(columns))
+        row = await (await tx.execute(statement, params)).fetchone()
         if row is None:
             raise self._lost()
         await self._close_attempt(tx, ending.outcome, error)
@@ -315,11 +324,11 @@ class Claim(Generic[Row]):
     async def _close_attempt(self, tx: Transaction, outcome: Outcome, error: str | None) -> None:
         await tx.execute(CLOSE_ATTEMPT, {"claim_seq": self.claim_seq, "outcome": outcome, "error": error})
 
-    async def _ended_as(self, outcome: Outcome) -> bool:
+    async def _ended_as(self, ending: Done | Release) -> bool:
         """After a COMMIT whose answer was lost, the attempt's own line says whether it happened."""
         async with self._pool.transaction() as tx:
             row = await (await tx.execute(READ_ATTEMPT, {"claim_seq": self.claim_seq})).fetchone()
-        return row is not None and row["outcome"] == outcome
+        return row is not None and row["outcome"] == _outcome(ending)
 
     async def _close_as_lost(self) -> None:
         """Whoever took the row usually closed our line; where the row was deleted or set by hand, we do."""
@@ -332,7 +341,7 @@ class Claim(Generic[Row]):
         return {**self._owned.key.params(self.key), "claim_seq": self.claim_seq}
 
     def _check(self) -> None:
-        if self._stop is Stop.LOST or self._settled:
+        if self._stop is Stop.LOST or self.settled:
             raise self._lost()
 
     def _lost(self) -> LostClaim:
@@ -345,7 +354,7 @@ class ClaimTransaction(Transaction):
     def __init__(self, plain: Transaction, claim: Claim[Any]) -> None:
         super().__init__(plain.connection)
         self._claim = claim
-        self.ending: Done | None = None
+        self.ending: Done | Release | None = None
 
     async def done(self, status: str | None = None, /, **columns: object) -> Done:
         """Complete the claim in this transaction: all of it commits, or none. Return the value from the phase.
@@ -353,11 +362,20 @@ class ClaimTransaction(Transaction):
         Raises:
             ConfigurationError: the status is not one of the phase's.
         """
-        self.ending = self._claim.done(status, **columns)
-        return self.ending
+        done = self._claim.done(status, **columns)
+        self.ending = done
+        return done
+
+    def release(self, release: Release) -> None:
+        """Release the claim in this transaction, as its last statement."""
+        self.ending = release
+
+
+def _outcome(ending: Done | Release | None) -> Outcome | None:
+    return "done" if isinstance(ending, Done) else None if ending is None else ending.outcome
 
 
 async def wake_parked(tx: Transaction, label: str) -> None:
     """Make the deliveries due that wait for a row, because it moved."""
     cursor = await tx.execute(WAKE_PARKED, {"parked_on": label})
-    tx.moved += [("deliveries", (row["id"],)) for row in await cursor.fetchall()]
+    tx.moved += [Ready("deliveries", "applying", row["id"]) for row in await cursor.fetchall()]

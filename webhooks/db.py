@@ -6,7 +6,8 @@ import asyncio
 import os
 from collections.abc import AsyncGenerator, Coroutine, Mapping
 from contextlib import asynccontextmanager, suppress
-from typing import Any, LiteralString, TypeVar
+from datetime import datetime
+from typing import Any, LiteralString, NamedTuple, TypeVar, cast
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
@@ -55,16 +56,24 @@ NEXT_BLOCK = compose("SELECT nextval({claim_seq}) AS first")
 BLOCK = 100
 
 
+class Ready(NamedTuple):
+    """A row that was brought into a ready status: who waits there can claim it by its key."""
+
+    table: str
+    phase: str
+    key: object
+
+
 class Transaction:
     """One open database transaction. Rows are dicts.
 
     Attributes:
-        moved: the rows brought into a ready status here, as (table, key), so that the worker claims them next.
+        moved: the rows brought into a ready status here, so that the worker claims them next.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
-        self.moved: list[tuple[str, tuple[object, ...]]] = []
+        self.moved: list[Ready] = []
 
     async def execute(self, query: Query, params: Mapping[str, object] | None = None) -> AsyncCursor[dict[str, Any]]:
         """Run one statement with named parameters.
@@ -81,6 +90,14 @@ async def draw(tx: Transaction) -> int:
     if row is None:
         raise RuntimeError("nextval() returned no row")
     return int(row["first"])
+
+
+async def database_time(tx: Transaction) -> datetime:
+    """Return the database's clock, the only one that schedules go by."""
+    row = await (await tx.execute("SELECT statement_timestamp() AS now")).fetchone()
+    if row is None:
+        raise RuntimeError("the database did not tell the time")
+    return cast("datetime", row["now"])
 
 
 class RolledBack(WebhooksError):

@@ -67,7 +67,7 @@ async def once(
     args: tuple[*Ts],
     *,
     retry_safe: bool,
-    timeout: timedelta,
+    timeout: timedelta,  # noqa: ASYNC109
 ) -> R:
     """Call `fn` unless an earlier attempt of this visit did, and return what it returned. See `Claim.once`."""
     function, bound = _looked_through(fn)
@@ -116,7 +116,7 @@ class _Effect:
             raise LostClaim(f"effect {self.key} was removed while it was being looked up")
         if found["input_hash"] != self.input_hash:
             raise Escalate(
-                f"effect {self.name!r} was called with other arguments before, so its result does not answer this call: "
+                f"effect {self.name!r} was called with other arguments before, so its result is no answer now: "
                 "give another input another name"
             )
         if found["state"] == "done":

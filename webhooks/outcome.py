@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from dataclasses import dataclass
+from collections.abc import Mapping
+from dataclasses import dataclass, field
 from datetime import timedelta
 from enum import Enum
 from typing import Literal
@@ -52,6 +53,7 @@ class Release:
         escalate: whether a person has to decide, however many attempts are left.
         delay: how long the row rests before it can be claimed again.
         error: what to keep in `last_error`; None leaves it as it was.
+        columns: other columns to write with it.
     """
 
     outcome: Outcome
@@ -59,6 +61,7 @@ class Release:
     escalate: bool
     delay: timedelta
     error: str | None
+    columns: Mapping[str, object] = field(default_factory=dict[str, object])
 
 
 def release_for(

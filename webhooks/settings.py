@@ -201,7 +201,8 @@ def dev_secrets(home: Path, source: str, kind: Literal["text", "whsec"] = "text"
     directory = home / "secrets"
     kept = directory / source
     try:
-        directory.mkdir(mode=0o700, parents=True, exist_ok=True)
+        home.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
         directory.chmod(0o700)
         if not kept.exists():
             _keep(kept, _new_secret(kind))

@@ -220,7 +220,9 @@ class Statements:
         )
 
     def _move(self, columns: tuple[str, ...], entered: Phase | None) -> Composable:
-        parts: list[Composable] = [SQL("{} = {}").format(Identifier(column), Placeholder("set_" + column)) for column in columns]
+        parts: list[Composable] = [
+            SQL("{} = {}").format(Identifier(column), Placeholder("set_" + column)) for column in columns
+        ]
         parts += [CLEARED, SQL("claimed_from = NULL, last_error = NULL, not_before = statement_timestamp()")]
         if entered is not None:
             parts.append(
@@ -228,21 +230,24 @@ class Statements:
             )
         return SQL(", ").join(parts)
 
-    def release(self, phase: Phase) -> bytes:
+    @lru_cache(maxsize=64)  # noqa: B019
+    def release(self, phase: Phase, columns: tuple[str, ...] = ()) -> bytes:
         """Put our row back where it was claimed from, or escalate it when its attempts are used up."""
+        own = [SQL("{} = {}, ").format(Identifier(column), Placeholder("set_" + column)) for column in columns]
         escalates = SQL("(%(escalate)s OR attempt_count - %(refund)s >= max_attempts)")
         return compose(
             "UPDATE {table} SET status = CASE WHEN {escalates} THEN {escalated} ELSE {ready} END,\n"
             "    claimed_from = CASE WHEN {escalates} THEN {ready} END,\n"
             "    attempt_count = greatest(attempt_count - %(refund)s, 0),\n"
             "    not_before = statement_timestamp() + %(delay)s, last_error = coalesce(%(error)s, last_error),\n"
-            "    {cleared}\n"
+            "    {own}{cleared}\n"
             "WHERE {fence}\n"
             "RETURNING status",
             table=self.table,
             escalates=escalates,
             escalated=self.escalated,
             ready=Literal(phase.ready),
+            own=Composed(own),
             cleared=CLEARED,
             fence=self.fence(phase),
         )

@@ -28,7 +28,7 @@ def read_json(body: bytes) -> Any:
     try:
         return json.loads(text)
     except json.JSONDecodeError as error:
-        raise Unreadable(f"not JSON: {error.msg} at line {error.lineno}, column {error.colno}") from None
+        raise Unreadable(f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
     except RecursionError:
         raise Unreadable("nested past reading") from None
     except ValueError:  # Python's guard against the quadratic time of reading a very long integer

@@ -1,0 +1,35 @@
+"""The stand-in's drafter: reads a story from standard input, prints a unified diff against the files around it.
+
+What `PATCH_DRAFTER` names is a program like this one. A real one would ask a model.
+"""
+
+from __future__ import annotations
+
+import difflib
+import json
+import sys
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+
+def draft(story: dict[str, Any], before: list[str], now: datetime) -> str:
+    """A diff that adds a note about the story: its name, what it says, and what was asked and answered."""
+    note = [f"# {story['name']}", story.get("description") or "", f"Drafted on {now:%Y-%m-%d at %H:%M:%S} UTC."]
+    if story.get("answer"):
+        note += [f"Asked: {story.get('question')}", f"Answered: {story['answer']}"]
+    after = before + [f"{line}\n" for part in note if part for line in (*part.splitlines(), "")]
+    path = f"notes/sc-{story['id']}.md"
+    old = f"a/{path}" if before else "/dev/null"
+    return "".join(difflib.unified_diff(before, after, old, f"b/{path}"))
+
+
+def main() -> None:
+    story = json.load(sys.stdin)
+    note = Path("notes") / f"sc-{story['id']}.md"
+    before = note.read_text().splitlines(keepends=True) if note.exists() else []
+    sys.stdout.write(draft(story, before, datetime.now(UTC)))
+
+
+if __name__ == "__main__":
+    main()

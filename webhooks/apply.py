@@ -1,0 +1,201 @@
+"""Applying a delivery: its event handler's writes and `processed`, in one transaction."""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import dataclass
+from datetime import timedelta
+from typing import Any
+
+from psycopg.errors import DeadlockDetected, SerializationFailure
+from psycopg.sql import SQL
+from pydantic import ValidationError
+
+from webhooks.claim import Claim, ClaimTransaction
+from webhooks.consumer import Consumer
+from webhooks.db import clean, database_time
+from webhooks.delivery import Event, RawEvent
+from webhooks.errors import Escalate, Ignore, Park, Unreadable
+from webhooks.inbox import NO_HANDLER, Stored, inbox, load
+from webhooks.outcome import Release
+from webhooks.sources import Handler
+
+HANDLER_LIMIT_S = 30.0
+AT_ONCE = 5
+PARK_CHECK = timedelta(seconds=15)
+
+READ_SHARED = SQL("SELECT status FROM {table} WHERE {is_key} FOR SHARE")
+
+
+async def apply(consumer: Consumer, claim: Claim[Stored]) -> None:
+    """Apply one claimed delivery; it ends processed, ignored, split, parked, or by the exception raised.
+
+    A deadlock or a serialization failure runs the transaction again at once, without charge, five times at most.
+
+    Raises:
+        Escalate: the body cannot be read, or its data does not fit the handler's model: trying again is of no use.
+        TimeoutError: the handler ran longer than 30 seconds.
+        Exception: whatever the handler raised.
+    """
+    parked_before: str | None = None
+    failures = 0
+    while True:
+        try:
+            await _apply(consumer, claim)
+        except (DeadlockDetected, SerializationFailure):
+            failures += 1
+            if failures > AT_ONCE:
+                raise
+        except _Aside as aside:
+            if isinstance(aside.why, Ignore):
+                await claim.complete("ignored", **_columns(aside.event.name, reason=aside.why.reason))
+                return
+            found = await _park(claim, aside.event, aside.why)
+            if found is None:
+                return
+            if found == parked_before:
+                reason = f"{aside.why.gate.label(aside.why.key)} is {found}: nothing there waits for {aside.event.name}"
+                await claim.complete("ignored", **_columns(aside.event.name, reason=reason))
+                return
+            # The row moved between the handler's look and ours: the handler decides again, on what is there now.
+            parked_before = found
+        else:
+            return
+
+
+@dataclass(slots=True)
+class _Aside(Exception):
+    """Carries `Ignore` and `Park` out of the handler's transaction, so that it rolls back."""
+
+    event: RawEvent
+    why: Ignore | Park
+
+
+async def _apply(consumer: Consumer, claim: Claim[Stored]) -> None:
+    stored = claim.row
+    source = consumer.sources.get(stored.source)
+    if source is None:
+        await claim.complete("ignored", **_columns(None, reason=f"no source is named {stored.source} any more"))
+        return
+    async with claim.transaction() as tx:
+        headers, body = await load(tx, stored)
+        try:
+            parsed = source.read(headers, body)
+        except Unreadable as error:
+            raise Escalate(f"the body cannot be read: {error}") from error
+        events = source.events(headers, parsed)
+        if stored.position:
+            chosen = [(stored.position, events[stored.position - 1])] if stored.position <= len(events) else []
+        else:
+            chosen = list(enumerate(events, 1))
+        routed = [(place, event) for place, event in chosen if event.name in source.handlers]
+        wanted = [(place, event) for place, event in routed if event.ignored is None]
+        if not wanted:
+            event = routed[0][1] if routed else None
+            names = ", ".join(dict.fromkeys(event.name for _, event in chosen))
+            reason = event.ignored if event is not None else (NO_HANDLER + names if names else "it holds no event")
+            await tx.done("ignored", **_columns(names or None, reason=reason))
+        elif len(wanted) > 1:
+            await _split(tx, stored, wanted)
+        else:
+            event = wanted[0][1]
+            claim.noted["event"] = clean(event.name)[:500]
+            await _run(tx, source.handlers[event.name], stored, event, parsed)
+
+
+async def _split(tx: ClaimTransaction, stored: Stored, events: list[tuple[int, RawEvent]]) -> None:
+    """One line per event, so that one that fails or parks holds no other up."""
+    for place, event in events:
+        await inbox.open(
+            tx,
+            source=stored.source,
+            dedup_key=stored.dedup_key,
+            position=place,
+            parent=stored.id,
+            origin=stored.origin,
+            received_at=stored.received_at,
+            event=clean(event.name),
+        )
+    names = ", ".join(dict.fromkeys(event.name for _, event in events))
+    await tx.done("processed", **_columns(names, reason=f"split into {len(events)} events"))
+
+
+async def _run(tx: ClaimTransaction, handler: Handler, stored: Stored, event: RawEvent, parsed: Any) -> None:
+    try:
+        data = event.data if handler.model is None else handler.model.model_validate(event.data)
+    except ValidationError as error:
+        raise Escalate(f"the data of {event.name} does not fit {_named(handler.model)}: {_short(error)}") from error
+    given = Event(
+        source=stored.source,
+        name=event.name,
+        data=data,
+        body=parsed,
+        delivery=stored.id,
+        received_at=stored.received_at,
+        occurred_at=event.occurred_at,
+    )
+    try:
+        async with asyncio.timeout(HANDLER_LIMIT_S):
+            await handler.function(given, tx)
+    except (Ignore, Park) as why:
+        raise _Aside(event, why) from None
+    await tx.done("processed", **_columns(event.name, reason=None))
+
+
+async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None:
+    """Put the delivery aside, unless its row has left the statuses that it would wait through.
+
+    The row is read last and locked against moving, so that whoever moves it next sees the parked delivery.
+
+    Returns:
+        None when it is parked; else the status found, `missing` for no row.
+
+    Raises:
+        Escalate: it has waited long enough.
+    """
+    label, waiting_in = park.gate.label(park.key), ", ".join(sorted(park.while_in))
+    statements = park.gate.statements
+    read = READ_SHARED.format(table=statements.table, is_key=statements.is_key)
+    async with claim.transaction() as tx:
+        now = await database_time(tx)
+        since = claim.row.parked_since or now
+        if now - since >= park.for_:
+            raise Escalate(f"{label} did not leave {waiting_in} within {park.for_}")
+        row = await (await tx.execute(read, park.gate.key.params(park.key))).fetchone()
+        if row is None or row["status"] not in park.while_in:
+            return "missing" if row is None else str(row["status"])
+        tx.release(
+            Release(
+                "snoozed",
+                charged=False,
+                escalate=False,
+                delay=PARK_CHECK,
+                error=None,
+                columns={
+                    "event": clean(event.name),
+                    "parked_on": label,
+                    "parked_since": since,
+                    "reason": f"waits while {label} is {waiting_in}",
+                },
+            )
+        )
+    return None
+
+
+def _columns(event: str | None, *, reason: str | None) -> dict[str, object]:
+    return {
+        "event": None if event is None else clean(event)[:500],
+        "reason": None if reason is None else clean(reason)[:2_000],
+        "parked_on": None,
+        "parked_since": None,
+    }
+
+
+def _named(model: type[Any] | None) -> str:
+    return "the handler's model" if model is None else model.__name__
+
+
+def _short(error: ValidationError) -> str:
+    faults = error.errors(include_url=False, include_input=False)
+    told = [f"{'.'.join(map(str, fault['loc'])) or 'the whole'}: {fault['msg']}" for fault in faults[:5]]
+    return "; ".join(told) + (f"; and {len(faults) - 5} more" if len(faults) > 5 else "")

@@ -1,0 +1,93 @@
+"""Wakes the workers of other processes, through NOTIFY; polling is the floor beneath it."""
+
+from __future__ import annotations
+
+import asyncio
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg import AsyncConnection
+from psycopg.rows import dict_row
+from psycopg_pool import PoolTimeout
+
+from webhooks.pool import Pool, connection_parameters
+
+log = structlog.get_logger(__name__)
+
+TELL = "SELECT pg_notify('webhooks', %(process)s)"
+LISTEN = "LISTEN webhooks"
+# A NOTIFY inside a transaction serialises commits, so it is sent outside, and one stands for all of this long.
+COALESCE_S = 0.05
+SELF_TEST_WITHIN_S = 2.0
+LISTEN_AGAIN_AFTER_S = 2.0
+
+
+class Bell:
+    """Tells other processes that there is work, and hears them.
+
+    Attributes:
+        heard: set when another process said so; who waits for it clears it.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self._pool = pool
+        self.heard = asyncio.Event()
+        self._rung = asyncio.Event()
+        self._tasks: list[asyncio.Task[None]] = []
+        self._self_test = False
+
+    def ring(self) -> None:
+        """Tell every other process that there is work."""
+        self._rung.set()
+
+    def start(self, *, listen: bool = True) -> None:
+        self._tasks.append(asyncio.create_task(self._tell(), name="webhooks-notify"))
+        if listen:
+            self._tasks.append(asyncio.create_task(self._listen(), name="webhooks-listen"))
+
+    async def stop(self) -> None:
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks.clear()
+
+    async def _tell(self) -> None:
+        while True:
+            await self._rung.wait()
+            self._rung.clear()
+            with suppress(psycopg.Error, PoolTimeout):
+                async with self._pool.connections.connection() as connection:
+                    await connection.execute(TELL, {"process": self._pool.process})
+            await asyncio.sleep(COALESCE_S)
+
+    async def _listen(self) -> None:
+        """Listen, again whenever the connection is lost. Behind a pooler nothing arrives: then polling has to do."""
+        url = self._pool.settings.direct_url or self._pool.url
+        parameters: dict[str, Any] = connection_parameters(url)
+        while True:
+            try:
+                async with await AsyncConnection[dict[str, Any]].connect(
+                    url, autocommit=True, row_factory=dict_row, prepare_threshold=None, **parameters
+                ) as connection:
+                    await connection.execute(LISTEN)
+                    self.ring()
+                    if not await self._hears(connection, SELF_TEST_WITHIN_S) and not self._self_test:
+                        log.warning("NOTIFY does not arrive: work is found by polling", setting="WEBHOOKS_DIRECT_URL")
+                    self._self_test = True
+                    while True:
+                        # The server is asked now and then, because a connection can die without a word.
+                        if not await self._hears(connection, LISTEN_AGAIN_AFTER_S):
+                            await connection.execute("SELECT 1")
+            except (psycopg.Error, OSError) as error:
+                log.warning("the LISTEN connection was lost, connecting again", error=str(error).strip())
+                await asyncio.sleep(LISTEN_AGAIN_AFTER_S)
+
+    async def _hears(self, connection: AsyncConnection[dict[str, Any]], within_s: float) -> bool:
+        heard = False
+        async for notify in connection.notifies(timeout=within_s, stop_after=1):
+            heard = True
+            if notify.payload != self._pool.process:
+                self.heard.set()
+        return heard

@@ -1,0 +1,55 @@
+"""The registry: which gates and sources make up one consumer."""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Sequence
+from contextlib import AbstractAsyncContextManager
+from typing import Any
+
+from click import Command
+from starlette.routing import BaseRoute
+
+from webhooks.errors import ConfigurationError
+from webhooks.gate import Gate
+from webhooks.sources import Handler, Source
+
+
+class Consumer:
+    """What `webhooks serve --app handlers:consumer` runs.
+
+    Args:
+        gates: the gated tables.
+        sources: who may send, each at `/webhooks/{its name}`.
+        routes: Starlette routes of your own, behind the control plane's checks.
+        commands: click commands of your own, under `webhooks`.
+        dev: an async context manager that runs while `serve --dev` does, such as a stand-in for other services.
+
+    Raises:
+        ConfigurationError: two gates share a table, or two sources a name.
+    """
+
+    def __init__(
+        self,
+        *,
+        gates: Sequence[Gate[Any]],
+        sources: Sequence[Source],
+        routes: Sequence[BaseRoute] = (),
+        commands: Sequence[Command] = (),
+        dev: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+    ) -> None:
+        self.gates = {gate.table: gate for gate in gates}
+        self.sources = {source.name: source for source in sources}
+        self.routes = tuple(routes)
+        self.commands = tuple(commands)
+        self.dev = dev
+        if len(self.gates) != len(gates):
+            raise ConfigurationError("two gates over one table: declare all its phases on one gate")
+        if len(self.sources) != len(sources):
+            raise ConfigurationError("two sources have one name: give one of them another, it is its URL")
+        if "deliveries" in self.gates:
+            raise ConfigurationError("the table deliveries is the inbox, it has its gate already")
+
+    def handler(self, source: str, event: str) -> Handler | None:
+        """Return what is registered for an event, if anything is."""
+        known = self.sources.get(source)
+        return None if known is None else known.handlers.get(event)

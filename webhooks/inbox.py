@@ -1,0 +1,161 @@
+"""The inbox: `deliveries` as a gated table, and every statement about a copy that arrives again."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from webhooks.db import Ready, Transaction, compose, draw
+from webhooks.delivery import Delivery, Headers
+from webhooks.gate import Gate
+
+MAX_ATTEMPTS = 5
+NO_HANDLER = "no handler for "
+"""How the reason of a delivery starts that this consumer had no use for; a later one may have."""
+
+
+@dataclass(frozen=True, slots=True)
+class Stored:
+    """A delivery as its handler's transaction needs it; headers and body are read there.
+
+    A further event of a request has the `parent` that holds them, and its place among the events, from 1.
+    """
+
+    id: int
+    source: str
+    dedup_key: str
+    position: int
+    parent: int | None
+    origin: str
+    received_at: datetime
+    parked_since: datetime | None
+
+
+inbox: Gate[Stored] = Gate("deliveries", key="id", row=Stored, escalated="dead")
+inbox.phase(
+    "received",
+    claimed="applying",
+    done=("processed", "ignored"),
+    timeout=timedelta(minutes=2),
+    max_attempts=MAX_ATTEMPTS,
+)
+
+ACCEPT = compose(
+    "INSERT INTO {deliveries} (source, dedup_key, origin, headers, body, status, max_attempts)\n"
+    "SELECT new.source, new.dedup_key, new.origin, new.headers::jsonb, new.body, 'received', %(max_attempts)s\n"
+    "FROM unnest(%(sources)s::text[], %(keys)s::text[], %(origins)s::text[], %(headers)s::text[],\n"
+    "    %(bodies)b::bytea[]) AS new (source, dedup_key, origin, headers, body)\n"
+    "ON CONFLICT DO NOTHING\n"
+    "RETURNING id, source, dedup_key"
+)
+FIND = compose(
+    "SELECT d.id, d.source, d.dedup_key, d.status, d.reason\n"
+    "FROM unnest(%(sources)s::text[], %(keys)s::text[]) AS copy (source, dedup_key)\n"
+    "JOIN {deliveries} AS d ON d.source = copy.source AND d.dedup_key = copy.dedup_key AND d.position = 0"
+)
+# Both of the following find a request's further events with it, and never wait for whoever works on one.
+REARM = compose(
+    "WITH again AS MATERIALIZED (\n"
+    "    SELECT d.id FROM unnest(%(sources)s::text[], %(keys)s::text[]) AS copy (source, dedup_key)\n"
+    "    JOIN {deliveries} AS d ON d.source = copy.source AND d.dedup_key = copy.dedup_key\n"
+    "    WHERE d.status = 'dead' OR d.id = ANY(%(ignored)s)\n"
+    "    FOR NO KEY UPDATE OF d SKIP LOCKED\n"
+    ")\n"
+    "UPDATE {deliveries} AS t SET status = 'received', claimed_from = NULL, visit = %(visit)s, attempt_count = 0,\n"
+    "    max_attempts = %(max_attempts)s, not_before = statement_timestamp(), last_error = NULL, reason = NULL,\n"
+    "    parked_on = NULL, parked_since = NULL\n"
+    "FROM again WHERE t.id = again.id RETURNING t.id, t.source, t.dedup_key"
+)
+NUDGE = compose(
+    "WITH again AS MATERIALIZED (\n"
+    "    SELECT d.id FROM unnest(%(sources)s::text[], %(keys)s::text[]) AS copy (source, dedup_key)\n"
+    "    JOIN {deliveries} AS d ON d.source = copy.source AND d.dedup_key = copy.dedup_key\n"
+    "    WHERE d.status = 'received' AND d.not_before > now()\n"
+    "    FOR NO KEY UPDATE OF d SKIP LOCKED\n"
+    ")\n"
+    "UPDATE {deliveries} AS t SET not_before = statement_timestamp()\n"
+    "FROM again WHERE t.id = again.id AND t.status = 'received' RETURNING t.id"
+)
+LOAD = compose("SELECT headers, body FROM {deliveries} WHERE id = %(id)s")
+
+Status = Literal["accepted", "duplicate", "rearmed"]
+
+
+@dataclass(frozen=True, slots=True)
+class Accepted:
+    """What became of an arrival: the delivery's id, and whether it is new."""
+
+    delivery: int
+    status: Status
+
+
+@dataclass(frozen=True, slots=True)
+class Copy:
+    """A delivery that was here already, as it stands."""
+
+    id: int
+    status: str
+    reason: str | None
+
+
+Identity = tuple[str, str]
+
+
+def identity(delivery: Delivery) -> Identity:
+    return delivery.source, delivery.dedup_key
+
+
+async def insert(tx: Transaction, arrivals: Sequence[Delivery]) -> dict[Identity, int]:
+    """Store what is new, in one statement, and return the ids by (source, dedup key).
+
+    They go in by that order, so that two receivers with the same copies cannot deadlock.
+    """
+    ordered = sorted(arrivals, key=identity)
+    params: dict[str, object] = {
+        "sources": [delivery.source for delivery in ordered],
+        "keys": [delivery.dedup_key for delivery in ordered],
+        "origins": [delivery.origin for delivery in ordered],
+        "headers": [json.dumps(delivery.headers) for delivery in ordered],
+        "bodies": [delivery.body for delivery in ordered],
+        "max_attempts": MAX_ATTEMPTS,
+    }
+    cursor = await tx.execute(ACCEPT, params)
+    return {(row["source"], row["dedup_key"]): row["id"] for row in await cursor.fetchall()}
+
+
+async def find(tx: Transaction, identities: Sequence[Identity]) -> dict[Identity, Copy]:
+    """Read deliveries that were here already."""
+    cursor = await tx.execute(FIND, _lists(identities))
+    return {
+        (row["source"], row["dedup_key"]): Copy(row["id"], row["status"], row["reason"])
+        for row in await cursor.fetchall()
+    }
+
+
+async def rearm(tx: Transaction, identities: Sequence[Identity], ignored: Sequence[int]) -> set[Identity]:
+    """Give dead deliveries among these, and the ignored ones named, a new set of attempts; return which."""
+    params = {**_lists(identities), "ignored": list(ignored), "visit": await draw(tx), "max_attempts": MAX_ATTEMPTS}
+    rows = await (await tx.execute(REARM, params)).fetchall()
+    tx.moved += [Ready(inbox.table, "applying", row["id"]) for row in rows]
+    return {(row["source"], row["dedup_key"]) for row in rows}
+
+
+async def nudge(tx: Transaction, identities: Sequence[Identity]) -> None:
+    """Make unfinished deliveries due now; their attempts stay as they are."""
+    rows = await (await tx.execute(NUDGE, _lists(identities))).fetchall()
+    tx.moved += [Ready(inbox.table, "applying", row["id"]) for row in rows]
+
+
+async def load(tx: Transaction, stored: Stored) -> tuple[Headers, bytes]:
+    """Read a delivery's header lines and exact bytes, from its parent where it is a further event of a request."""
+    row = await (await tx.execute(LOAD, {"id": stored.parent or stored.id})).fetchone()
+    if row is None:
+        raise LookupError(f"delivery {stored.parent or stored.id} is gone: its body cannot be read")
+    return tuple((name, value) for name, value in row["headers"]), bytes(row["body"])
+
+
+def _lists(identities: Sequence[Identity]) -> dict[str, Any]:
+    return {"sources": [source for source, _ in identities], "keys": [key for _, key in identities]}

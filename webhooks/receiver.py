@@ -1,0 +1,162 @@
+"""The public side: `POST /webhooks/{source}`. Count, verify, store, and only then answer.
+
+This one endpoint takes the ASGI scope directly, because it is the one that has to be fast; everything else is
+Starlette. Whatever a request holds, its answer is one of 200, 202, 400, 401, 404, 405, 413 and 503, with a small JSON
+body, and never a computed signature.
+"""
+
+from __future__ import annotations
+
+import json
+import time
+from collections.abc import Callable, Mapping, Sequence
+from typing import Any
+
+import structlog
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse
+from starlette.routing import Route
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+from webhooks import observe
+from webhooks.accept import Accepter
+from webhooks.delivery import Delivery, Headers
+from webhooks.errors import Refused, Unavailable
+from webhooks.sources import Source
+
+log = structlog.get_logger(__name__)
+
+PREFIX = "/webhooks/"
+RETRY_AFTER_S = 5
+
+
+class Receiver:
+    """The ASGI application that deliveries are sent to.
+
+    Args:
+        sources: by name, who may send.
+        secrets: by source, all secrets in force.
+        accepter: stores what was verified.
+        max_body_bytes: the largest body taken.
+        now: unix seconds, against which signed times are held.
+    """
+
+    def __init__(
+        self,
+        sources: Mapping[str, Source],
+        secrets: Mapping[str, Sequence[str]],
+        accepter: Accepter,
+        *,
+        max_body_bytes: int,
+        now: Callable[[], float] = time.time,
+    ) -> None:
+        self._sources = sources
+        self._secrets = secrets
+        self._accepter = accepter
+        self._max_body_bytes = max_body_bytes
+        self._now = now
+        self._other: ASGIApp = Starlette(
+            routes=[Route("/healthz", _healthz)], exception_handlers={404: _not_found, 405: _wrong_method}
+        )
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            await self._other(scope, receive, send)
+            return
+        try:
+            status, answer = await self._take(scope, receive)
+        except _Disconnected:
+            return
+        except Exception as error:  # whatever it was, the sender is asked to try again
+            log.error("a request could not be handled", path=scope["path"], exc_info=error)
+            status, answer = 503, {"error": "unexpected"}
+        await _answer(send, status, answer)
+
+    async def _take(self, scope: Scope, receive: Receive) -> tuple[int, dict[str, object]]:
+        name = scope["path"][len(PREFIX) :]
+        source = self._sources.get(name)
+        if source is None:
+            return 404, {"error": "unknown_source"}
+        if scope["method"] != "POST":
+            return 405, {"error": "use POST"}
+        body = await _read(receive, self._max_body_bytes)
+        if body is None:
+            return self._counted(name, 413, {"error": "body_too_large", "limit_bytes": self._max_body_bytes})
+        started = time.perf_counter()
+        headers: Headers = tuple((key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"])
+        try:
+            source.verify(headers, body, self._secrets[name], self._now())
+        except Refused as refused:
+            observe.REJECTIONS.labels(name, refused.cause).inc()
+            log.info("refused", source=name, cause=refused.cause, bytes=len(body))
+            return self._counted(name, 401, {"error": refused.cause})
+        if source.answered(headers, body):
+            return self._counted(name, 200, {"status": "answered"})
+        delivery = Delivery(name, source.dedup_key(headers, body), source.keep(headers), body)
+        try:
+            accepted = await self._accepter.accept(delivery)
+        except Unavailable as away:
+            return self._counted(name, 503, {"error": "unavailable", "reason": str(away)})
+        observe.ACCEPT_SECONDS.observe(time.perf_counter() - started)
+        observe.DELIVERIES.labels(name, accepted.status).inc()
+        return 202 if accepted.status == "accepted" else 200, {
+            "delivery": accepted.delivery,
+            "status": accepted.status,
+        }
+
+    def _counted(self, source: str, status: int, answer: dict[str, object]) -> tuple[int, dict[str, object]]:
+        outcomes = {200: "answered", 401: "rejected", 413: "too_large", 503: "unavailable"}
+        observe.DELIVERIES.labels(source, outcomes[status]).inc()
+        return status, answer
+
+
+class _Disconnected(Exception):
+    """The sender went away before its body was whole: nothing of it is kept."""
+
+
+async def _read(receive: Receive, limit: int) -> bytes | None:
+    """Return the body, or None as soon as it is longer than `limit` bytes, whatever its length was said to be."""
+    message = await receive()
+    if message["type"] == "http.disconnect":
+        raise _Disconnected
+    first: bytes = message.get("body", b"")
+    if not message.get("more_body", False):
+        return first if len(first) <= limit else None
+    chunks, size = [first], len(first)
+    while size <= limit:
+        message = await receive()
+        if message["type"] == "http.disconnect":
+            raise _Disconnected
+        chunk: bytes = message.get("body", b"")
+        chunks.append(chunk)
+        size += len(chunk)
+        if not message.get("more_body", False):
+            return b"".join(chunks) if size <= limit else None
+    return None
+
+
+async def _answer(send: Send, status: int, answer: dict[str, object]) -> None:
+    body = json.dumps(answer, separators=(",", ":")).encode()
+    headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
+    if status == 503:
+        headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
+    elif status == 405:
+        headers.append((b"allow", b"POST"))
+    elif status == 413:
+        # The rest of the body is not read.
+        headers.append((b"connection", b"close"))
+    await send({"type": "http.response.start", "status": status, "headers": headers})
+    await send({"type": "http.response.body", "body": body})
+
+
+async def _healthz(request: Request) -> JSONResponse:
+    return JSONResponse({"status": "ok"})
+
+
+async def _not_found(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse({"error": "not_found"}, 404)
+
+
+async def _wrong_method(request: Request, error: Any) -> JSONResponse:
+    return JSONResponse({"error": "wrong_method"}, 405, headers=getattr(error, "headers", None))

@@ -1,0 +1,140 @@
+"""The worker: one lane a phase, the inbox's first, and the sweep that frees what dead workers left."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Iterable
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg_pool import PoolTimeout
+
+from webhooks import observe
+from webhooks.apply import apply
+from webhooks.bell import Bell
+from webhooks.claim import Claim
+from webhooks.consumer import Consumer
+from webhooks.db import Ready, finished
+from webhooks.gate import Gate
+from webhooks.inbox import inbox
+from webhooks.lane import Lane, Turn
+from webhooks.phase import Phase
+from webhooks.pool import Pool
+
+log = structlog.get_logger(__name__)
+
+SETTLE_S = 5.0
+DEAD_AFTER_S = 30.0
+
+
+class Worker:
+    """Claims deliveries and rows, and runs them.
+
+    Args:
+        pool: the connections.
+        consumer: whose events and phases are run.
+    """
+
+    def __init__(self, pool: Pool, consumer: Consumer) -> None:
+        self._pool = pool
+        self._consumer = consumer
+        self._bell = Bell(pool)
+        self._tasks: list[asyncio.Task[None]] = []
+        turn = Turn()
+        self._swept: list[tuple[Gate[Any], Phase]] = [(inbox, phase) for phase in inbox.phases.values()]
+        self._lanes: dict[tuple[str, str], Lane] = {}
+        self._add(inbox, "applying", pool.settings.deliveries_concurrency, self._apply, in_batches=True, turn=turn)
+        for gate in consumer.gates.values():
+            for phase in gate.phases.values():
+                self._swept.append((gate, phase))
+                if phase.function is not None:
+                    self._add(gate, phase.claimed, phase.concurrency, _runs(phase), in_batches=False, turn=turn)
+
+    def _add(self, gate: Gate[Any], phase: str, concurrency: int, run: Any, *, in_batches: bool, turn: Turn) -> None:
+        self._lanes[gate.table, phase] = Lane(
+            self._pool,
+            gate,
+            phase,
+            concurrency=concurrency,
+            run=run,
+            in_batches=in_batches,
+            turn=turn,
+            on_moved=self.know,
+        )
+
+    async def _apply(self, claim: Claim[Any]) -> None:
+        await apply(self._consumer, claim)
+
+    def know(self, ready: Iterable[Ready]) -> None:
+        """Take note of rows that became ready, so that they are claimed at once and by their keys."""
+        for row in ready:
+            lane = self._lanes.get((row.table, row.phase))
+            if lane is not None:
+                lane.know(row.key)
+
+    @property
+    def alive(self) -> bool:
+        """Whether every lane has been at work lately."""
+        now = asyncio.get_running_loop().time()
+        return (
+            bool(self._tasks)
+            and all(not task.done() for task in self._tasks)
+            and all(now - lane.seen_at < DEAD_AFTER_S or lane.running for lane in self._lanes.values())
+        )
+
+    def start(self) -> None:
+        self._bell.start()
+        self._tasks = [
+            *(asyncio.create_task(lane.keep_going(), name=f"lane {lane.phase}") for lane in self._lanes.values()),
+            asyncio.create_task(self._sweep(), name="sweep"),
+            asyncio.create_task(self._hear(), name="hear"),
+        ]
+
+    async def stop(self, drain_s: float | None = None) -> None:
+        """Stop claiming, let what runs end, and cancel what does not within the drain time."""
+        within_s = self._pool.settings.drain_s if drain_s is None else drain_s
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
+        self._tasks = []
+        await self._bell.stop()
+        running = sum(len(lane.running) for lane in self._lanes.values())
+        if running:
+            log.info("draining", running=running, seconds=within_s)
+        await asyncio.gather(*(lane.drain(within_s, SETTLE_S) for lane in self._lanes.values()))
+
+    async def _hear(self) -> None:
+        while True:
+            await self._bell.heard.wait()
+            self._bell.heard.clear()
+            for lane in self._lanes.values():
+                lane.look()
+
+    async def _sweep(self) -> None:
+        """Free what dead workers left, every quarter of the shortest lease."""
+        shortest = min((phase.lease or self._pool.settings.lease).total_seconds() for _, phase in self._swept)
+        every_s = min(self._pool.settings.sweep_s, shortest / 4)
+        while True:
+            for gate, phase in self._swept:
+                try:
+                    moved = await gate.sweep(self._pool, phase.claimed)
+                except (psycopg.Error, PoolTimeout) as error:
+                    log.warning("cannot sweep, trying again", table=gate.table, error=str(error).strip())
+                    continue
+                observe.SWEPT.labels(gate.table, phase.claimed).inc(moved)
+            await asyncio.sleep(every_s)
+
+
+def _runs(phase: Phase) -> Any:
+    """Return how a claim of this phase is run: its function, then the fenced UPDATE."""
+    function = phase.function
+
+    async def run(claim: Claim[Any]) -> None:
+        if function is None:
+            raise RuntimeError(f"phase {phase.claimed} has no function")
+        done = await function(claim.row, claim)
+        if not claim.settled:
+            await finished(claim.settle(done or claim.done()))
+
+    return run
