@@ -125,6 +125,7 @@ async def test_two_processes_that_migrate_at_once_apply_each_section_once(
                 "SELECT count(*) FROM pg_locks WHERE locktype = 'advisory' AND NOT granted"
             )
             [(waiting,)] = await cursor.fetchall()
+        assert waiting == 2
     printed = [(await process.communicate())[0].strip() for process in started]
 
     assert sorted(printed) == [b"[1, 2]", b"[]"]
@@ -149,7 +150,7 @@ async def test_the_lock_ends_with_the_transaction_and_nothing_stays_set(connecti
 
     held = await (await connection.execute("SELECT 1 FROM pg_locks WHERE locktype = 'advisory'")).fetchall()
     names = ("search_path", "lock_timeout", "statement_timeout")
-    cursor = await connection.execute("SELECT current_setting(name) FROM unnest(%s) AS name", [list(names)])
+    cursor = await connection.execute("SELECT current_setting(name) FROM unnest(%s::text[]) AS name", [list(names)])
     settings = await cursor.fetchall()
     assert held == []
     assert settings == [('"$user", public',), ("0",), ("0",)]

@@ -181,9 +181,19 @@ def test_an_unusable_secret_does_not_hide_a_usable_one() -> None:
     assert cause(STANDARD, headers, BODY, ["whsec_???", "whpk_AAAA", SHARED]) is None
 
 
-@pytest.mark.parametrize("secret", ["", "whsec_", "whsec_???", "whsec_abc", "whpk_AAAA", "whsk_" + SHARED[6:]])
-def test_a_secret_that_cannot_work_is_named_on_start_without_being_shown(secret: str) -> None:
-    with pytest.raises(ConfigurationError) as raised:
+@pytest.mark.parametrize(
+    ("secret", "why"),
+    [
+        ("", "not empty"),
+        ("whsec_", "not empty"),
+        ("whsec_???", "base64"),
+        ("whsec_abc", "base64"),
+        ("whpk_AAAA", "32-byte"),
+        ("whsk_" + SHARED[6:], "private key"),
+    ],
+)
+def test_a_secret_that_cannot_work_is_explained_on_start_without_being_shown(secret: str, why: str) -> None:
+    with pytest.raises(ConfigurationError, match=why) as raised:
         check_secret(STANDARD, secret)
     assert not secret[6:] or secret[6:] not in str(raised.value)
 
@@ -266,6 +276,11 @@ def test_an_id_cannot_borrow_from_the_time_beside_it() -> None:
     assert cause(STANDARD, moved, b"tail", [SHARED], now=5) == "malformed_header"
 
 
+def test_an_id_that_no_header_can_hold_is_malformed() -> None:
+    headers = replaced(sign(STANDARD, BODY, SHARED, now=NOW, id="msg_1"), "webhook-id", "msg_ł")
+    assert cause(STANDARD, headers, BODY, [SHARED]) == "malformed_header"
+
+
 # ---- the knobs of providers to come ---------------------------------------------------------------------------------
 def test_a_time_among_the_signatures_is_found_and_must_be_there_once() -> None:
     digest = hmac.digest(b"secret", b"%d." % NOW + BODY, "sha1").hex()
@@ -273,7 +288,9 @@ def test_a_time_among_the_signatures_is_found_and_must_be_there_once() -> None:
         f"t={NOW},v1={digest}": None,
         f"v1={digest},v0=00,t={NOW}": None,
         f"t={NOW},v1={'0' * 40},v1={digest}": None,
+        f"t={NOW}, v1={digest}": None,
         f"t={NOW},t={NOW},v1={digest}": "malformed_header",
+        f"t=17,t=00000000,v1={digest}": "malformed_header",  # not to be read as one time
         f"v1={digest}": "malformed_header",
         f"t={NOW},v0={digest}": "malformed_header",
         f"t={NOW + 1},v1={digest}": "bad_signature",
@@ -303,7 +320,8 @@ def test_a_time_in_a_header_of_its_own_is_written_and_read_as_the_provider_does(
     assert sign(recipe, BODY, "secret", now=NOW) == headers
     assert cause(recipe, headers, BODY, ["secret"], NOW + 300) is None
     assert cause(recipe, headers, BODY, ["secret"], NOW + 301) == "stale_timestamp"
-    assert cause(recipe, replaced(headers, "time", "2023-13-14T22:13:20Z"), BODY, ["secret"]) == "malformed_header"
+    for malformed in ("2023-13-14T22:13:20Z", "2023-11-14T22:13:20", "20231114T221320Z", "9" * 16):
+        assert cause(recipe, replaced(headers, "time", malformed), BODY, ["secret"]) == "malformed_header"
 
 
 def test_a_recipe_without_a_tolerance_takes_a_signed_time_of_any_age() -> None:

@@ -6,6 +6,7 @@ import base64
 import hmac
 import itertools
 import json
+from collections.abc import Iterator
 from contextlib import suppress
 from datetime import UTC, datetime
 from pathlib import Path
@@ -126,9 +127,12 @@ def test_an_event_carries_its_entry_and_what_the_body_says_of_all() -> None:
 
 
 def test_a_change_made_by_no_member_says_so() -> None:
-    events = shortcut_events(shipped("shortcut", "v1_vcs_pull_request_no_member"), Shortcut(bot_member_id=ADA))
-    assert [event.data["member_id"] for event in events] == [None] * 4
-    assert [event.ignored for event in events] == [None] * 4
+    for bot in (ADA, None, ""):
+        events = shortcut_events(shipped("shortcut", "v1_vcs_pull_request_no_member"), Shortcut(bot_member_id=bot))
+        assert [event.data["member_id"] for event in events] == [None] * 4
+        assert [event.ignored for event in events] == [None] * 4
+    (nameless,) = shortcut_events({"actions": [story(7)], "member_id": ""}, Shortcut(bot_member_id=""))
+    assert nameless.ignored is None
 
 
 @pytest.mark.parametrize(
@@ -310,6 +314,12 @@ def test_a_github_event_without_its_header_says_nothing() -> None:
     assert GitHub().events((("x-github-event", ""),), {"action": "opened"}) == []
 
 
+@pytest.mark.parametrize("action", [7, None, "", ["opened"], True])
+def test_an_action_that_is_no_word_is_no_part_of_the_name(action: object) -> None:
+    (found,) = GitHub().events((("x-github-event", "issues"),), {"action": action})
+    assert found.name == "issues"
+
+
 @pytest.mark.parametrize(
     ("event", "payload", "expected"),
     [
@@ -342,7 +352,11 @@ def test_a_standard_webhook_is_named_by_its_type() -> None:
     (event,) = StandardWebhooks().events((), body)
     assert (event.name, event.data) == ("invoice.paid", body)
     assert event.occurred_at == datetime(2026, 1, 2, 2, 4, 5, tzinfo=UTC)
-    assert StandardWebhooks().events((), {"type": ""}) == StandardWebhooks().events((), {"data": 1}) == []
+
+
+@pytest.mark.parametrize("body", [{"type": ""}, {"type": 7}, {"type": None}, {"data": 1}, [], None])
+def test_a_standard_webhook_without_a_type_says_nothing(body: object) -> None:
+    assert StandardWebhooks().events((), body) == []
 
 
 # ---- keys -----------------------------------------------------------------------------------------------------------
@@ -405,34 +419,35 @@ def test_a_body_that_cannot_be_read_says_why_and_still_has_a_key(source: Source,
 WORDS = st.sampled_from(
     ["v1", "v2", "story", "story-comment", "label", "create", "update", "assigned", "2026-01-01T00:00:00Z", "x"]
 )
-KEYS = st.sampled_from(
-    [
-        "id",
-        "version",
-        "actions",
-        "trigger",
-        "type",
-        "entity_type",
-        "action",
-        "changes",
-        "comment_ids",
-        "adds",
-        "actor",
-        "references",
-        "changed_at",
-        "member_id",
-        "app_url",
-        "story_id",
-        "timestamp",
-        "pull_request",
-        "updated_at",
-    ]
-)
+ENTRY_KEYS = ["id", "entity_type", "action", "changes", "comment_ids", "adds", "app_url", "story_id"]
+BODY_KEYS = ["version", "actions", "trigger", "type", "actor", "references", "changed_at", "member_id", "timestamp"]
+KEYS = st.sampled_from([*ENTRY_KEYS, *BODY_KEYS, "pull_request", "updated_at"])
 LEAVES = st.one_of(st.none(), st.booleans(), st.integers(), st.floats(), WORDS, st.text(max_size=5))
 ANY_JSON = st.recursive(
     LEAVES, lambda inner: st.lists(inner, max_size=4) | st.dictionaries(KEYS, inner, max_size=6), max_leaves=30
 )
 BODIES = ANY_JSON | st.fixed_dictionaries({"version": st.sampled_from(["v1", "v2"]), "actions": st.lists(ANY_JSON)})
+
+
+def changed_everywhere(value: Any, odd: Any) -> Iterator[Any]:
+    """The value with one of its parts, at any depth, replaced by something odd."""
+    yield odd
+    items = value.items() if isinstance(value, dict) else enumerate(value) if isinstance(value, list) else ()
+    for key, part in items:
+        for other in changed_everywhere(part, odd):
+            copy = value.copy()
+            copy[key] = other
+            yield copy
+
+
+@pytest.mark.parametrize("odd", [None, [], {}, "x", "", 7, -1.5, True, [[]], [{}], {"adds": 7}], ids=repr)
+@pytest.mark.parametrize("payload", sorted(SHORTCUT_NAMES))
+def test_a_shortcut_body_with_any_part_odd_yields_events_or_none_and_never_an_error(payload: str, odd: Any) -> None:
+    known = {*itertools.chain.from_iterable(SHORTCUT_NAMES.values())}
+    for body in changed_everywhere(shipped("shortcut", payload), odd):
+        for event in shortcut_events(body):
+            assert event.name in known or (isinstance(odd, str) and odd in event.name.split("."))
+            assert type(event.data["story_id"]) in (int, type(None))
 
 
 @settings(max_examples=300, deadline=None)
@@ -531,6 +546,15 @@ def test_a_second_handler_for_one_event_is_an_error_that_names_both() -> None:
 def test_a_name_that_cannot_stand_in_a_url_is_refused(name: str) -> None:
     with pytest.raises(ConfigurationError, match="cannot name a source"):
         Shortcut(name)
+
+
+def test_a_source_that_does_not_say_how_its_provider_signs_is_refused() -> None:
+    class Unsigned(Source):
+        def events(self, headers: Headers, body: Any) -> list[RawEvent]:
+            return []
+
+    with pytest.raises(ConfigurationError, match="Unsigned has no recipe"):
+        Unsigned("unsigned")
 
 
 def test_the_events_of_one_pull_request_can_be_ordered_by_their_own_time_however_they_arrive() -> None:

@@ -200,12 +200,12 @@ class Postmaster:
 
     def _processes(self) -> tuple[psutil.Process | None, list[psutil.Process]]:
         """Return the living postmaster, and what else of this data directory lives: its children, or orphans."""
-        living: list[psutil.Process] = []
-        for process in psutil.process_iter(["name", "cwd", "status"]):
-            seen = process.info
-            # Every process of a server works in its data directory. A zombie works nowhere.
-            if seen["name"] == "postgres" and seen["cwd"] == str(self.data) and seen["status"] != psutil.STATUS_ZOMBIE:
-                living.append(process)
+        # Every process of a server works in its data directory; a zombie works nowhere.
+        living = [
+            process
+            for process in psutil.process_iter(["name", "cwd"])
+            if process.info["name"] == "postgres" and process.info["cwd"] == str(self.data)
+        ]
         pid = self._recorded_pid()
         postmaster = next((process for process in living if process.pid == pid), None)
         return postmaster, [process for process in living if process is not postmaster]

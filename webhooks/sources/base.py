@@ -51,7 +51,7 @@ class Source(ABC):
         name: where it is in the URL; two sources of one provider need two names.
 
     Raises:
-        ConfigurationError: the name cannot stand in a URL.
+        ConfigurationError: the name cannot stand in a URL, or the class has no recipe.
     """
 
     recipe: ClassVar[Recipe]
@@ -63,6 +63,8 @@ class Source(ABC):
             raise ConfigurationError(
                 f"{name!r} cannot name a source: use at most 50 lower-case letters, digits, '-' and '_', a letter first"
             )
+        if not hasattr(type(self), "recipe"):
+            raise ConfigurationError(f"{type(self).__name__} has no recipe: say how its provider signs")
         self.name = name
         self.handlers: dict[str, Handler] = {}
 
