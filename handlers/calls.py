@@ -67,9 +67,9 @@ def pause(status_code: int, headers: Mapping[str, str], now: datetime) -> timede
     asked = _retry_after(headers.get("retry-after", "").strip(), now)
     if asked is None and headers.get("x-ratelimit-remaining") == "0":
         asked = _until(headers.get("x-ratelimit-reset", ""), now)
-    if status_code == 429:
-        asked = asked or RATE_LIMIT_PAUSE
-    elif status_code != 403:
+    if asked is None and status_code == 429:
+        asked = RATE_LIMIT_PAUSE
+    if status_code not in (403, 429):
         return None
     return None if asked is None else min(max(asked, timedelta(seconds=1)), LONGEST_PAUSE)
 

@@ -1,7 +1,7 @@
 """Short-lived checkouts of the repository, each of one commit in a directory of its own.
 
-Only the one commit is fetched, so a large history costs nothing. The remote is never written into the checkout and
-the token only ever stands in the environment of the git that talks to it: a drafter finds neither.
+Only the one commit is fetched, so a large history costs nothing. No remote is configured in the checkout, and the
+token only ever stands in the environment of the git that talks to it: a drafter finds neither.
 """
 
 from __future__ import annotations

@@ -22,7 +22,9 @@ STDERR_TAIL_BYTES = 4096
 GRACE = timedelta(seconds=2)
 
 _OURS = re.compile(
-    r"WEBHOOKS_.*|DATABASE_URL|PG[A-Z]+|(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_.*)?", re.IGNORECASE
+    r"WEBHOOKS_.*|PATCH_REPOSITORY|DATABASE_URL|PG[A-Z]+"
+    r"|(.*_)?(TOKEN|SECRET|PASSWORD|PASSWD|CREDENTIALS?)(_.*)?",
+    re.IGNORECASE,
 )
 # Set while a git hook runs us, and then every git below would work on that repository instead of its own checkout.
 _ANOTHER_REPOSITORY = re.compile(

@@ -22,31 +22,73 @@ RepositoryName = Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$")]
 class Settings(BaseSettings):
     """The settings of the patch flow; an empty variable counts as one that is not set."""
 
-    model_config = SettingsConfigDict(env_prefix="PATCH_", env_ignore_empty=True, frozen=True, extra="ignore")
+    model_config = SettingsConfigDict(frozen=True, case_sensitive=True, env_ignore_empty=True, extra="ignore")
 
-    label: str = "patch"
-    """``PATCH_LABEL``: the label that opens a session."""
-    clarifier: str | None = None
-    """``PATCH_CLARIFIER``: reads the story (JSON), prints ``{"questions": [...]}`` or ``{}``. Not set: never asks."""
-    drafter: str | None = None
-    """``PATCH_DRAFTER``: reads the story (JSON), runs in a checkout, prints a unified diff."""
-    repository: str | None = None
-    """``PATCH_REPOSITORY``: what git fetches from and pushes to. Not set: the GitHub repository over https."""
-    github_repository: RepositoryName | None = None
-    """``PATCH_GITHUB_REPOSITORY``: ``owner/name``, where pull requests are opened."""
-    base_branch: str = "main"
-    """``PATCH_BASE_BRANCH``: what a patch starts from and is merged into."""
-    done_state: str | None = None
-    """``PATCH_DONE_STATE``: the workflow state of a merged story. Not set: the first `done` state of its workflow."""
-    author: str = "patch flow <patch-flow@localhost>"
-    """``PATCH_AUTHOR``: who the commits are by."""
-
-    shortcut_token: SecretStr | None = Field(default=None, validation_alias="WEBHOOKS_SHORTCUT_TOKEN")
-    shortcut_bot: str | None = Field(default=None, validation_alias="WEBHOOKS_SHORTCUT_BOT")
-    """The member id of the token's owner: what that member does is never taken for a person's act."""
-    github_token: SecretStr | None = Field(default=None, validation_alias="WEBHOOKS_GITHUB_TOKEN")
-    shortcut_api: str = Field(default="https://api.app.shortcut.com/api/v3", validation_alias="SHORTCUT_API")
-    github_api: str = Field(default="https://api.github.com", validation_alias="GITHUB_API")
+    label: str = Field(
+        default="patch",
+        validation_alias="PATCH_LABEL",
+        description="The label that opens a session.",
+    )
+    clarifier: str | None = Field(
+        default=None,
+        validation_alias="PATCH_CLARIFIER",
+        description='Reads the story (JSON), prints `{"questions": [...]}` or `{}`. Without it nothing is asked.',
+    )
+    drafter: str | None = Field(
+        default=None,
+        validation_alias="PATCH_DRAFTER",
+        description="Reads the story (JSON) in a checkout of the repository, prints a unified diff.",
+    )
+    github_repository: RepositoryName | None = Field(
+        default=None,
+        validation_alias="PATCH_GITHUB_REPOSITORY",
+        description="`owner/name`: the repository to patch, where pull requests are opened.",
+    )
+    repository: str | None = Field(
+        default=None,
+        validation_alias="PATCH_REPOSITORY",
+        description="What git fetches from and pushes to. Without it the GitHub repository, over https.",
+    )
+    base_branch: str = Field(
+        default="main",
+        validation_alias="PATCH_BASE_BRANCH",
+        description="What a patch starts from and is merged into.",
+    )
+    author: str = Field(
+        default="patch flow <patch-flow@localhost>",
+        validation_alias="PATCH_AUTHOR",
+        description="Who the commits are by.",
+    )
+    done_state: str | None = Field(
+        default=None,
+        validation_alias="PATCH_DONE_STATE",
+        description="The workflow state of a merged story. Without it the first `done` state of its workflow.",
+    )
+    shortcut_token: SecretStr | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_SHORTCUT_TOKEN",
+        description="Reads, comments and moves stories.",
+    )
+    shortcut_bot: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_SHORTCUT_BOT",
+        description="The member id of that token's owner, whose acts are never taken for a person's.",
+    )
+    github_token: SecretStr | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_GITHUB_TOKEN",
+        description="Pushes branches to github.com and opens pull requests.",
+    )
+    shortcut_api: str = Field(
+        default="https://api.app.shortcut.com/api/v3",
+        validation_alias="SHORTCUT_API",
+        description="Where Shortcut's REST API v3 is.",
+    )
+    github_api: str = Field(
+        default="https://api.github.com",
+        validation_alias="GITHUB_API",
+        description="Where GitHub's REST API is.",
+    )
 
     @field_validator("clarifier", "drafter")
     @classmethod
@@ -54,6 +96,11 @@ class Settings(BaseSettings):
         if value is not None:
             shlex.split(value)
         return value
+
+    @classmethod
+    def variables(cls) -> dict[str, str]:
+        """Every variable with its description, for the test that holds the documents true."""
+        return {str(field.validation_alias): field.description or "" for field in cls.model_fields.values()}
 
 
 def settings() -> Settings:

@@ -10,7 +10,7 @@ import asyncio
 import os
 import secrets
 import tempfile
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from pathlib import Path
 from urllib.parse import urlsplit
 
@@ -23,6 +23,8 @@ from psycopg.sql import SQL, Identifier  # noqa: E402
 
 from webhooks.embedded import EmbeddedServer  # noqa: E402
 from webhooks.migrate import migrate  # noqa: E402
+from webhooks.pool import Pool  # noqa: E402
+from webhooks.settings import Settings  # noqa: E402
 
 # A test database need not outlive a power cut.
 FAST = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}
@@ -67,6 +69,13 @@ def database_url(server_url: str, template: str) -> Iterator[str]:
         yield _database(server_url, name)
     finally:
         _drop(server_url, name)
+
+
+@pytest.fixture
+async def pool(database_url: str) -> AsyncIterator[Pool]:
+    """The connections of one process, on the test's own database."""
+    async with Pool.open(database_url, settings=Settings()) as opened:
+        yield opened
 
 
 async def _migrate(url: str) -> None:

@@ -29,10 +29,10 @@ async def http() -> AsyncIterator[httpx.AsyncClient]:
         (429, {}, RATE_LIMIT_PAUSE),
         (429, {"Retry-After": "7"}, 7 * SECOND),
         (429, {"Retry-After": " 7 "}, 7 * SECOND),
-        (429, {"Retry-After": "0"}, RATE_LIMIT_PAUSE),
+        (429, {"Retry-After": "0"}, SECOND),
         (429, {"Retry-After": "-5"}, RATE_LIMIT_PAUSE),
         (429, {"Retry-After": "7.5"}, RATE_LIMIT_PAUSE),
-        (429, {"Retry-After": "٧"}, RATE_LIMIT_PAUSE),
+        (429, {"Retry-After": "\u0667"}, RATE_LIMIT_PAUSE),
         (429, {"Retry-After": "999999999"}, LONGEST_PAUSE),
         (429, {"Retry-After": "9" * 5000}, RATE_LIMIT_PAUSE),
         (429, {"Retry-After": "soon"}, RATE_LIMIT_PAUSE),
@@ -62,10 +62,8 @@ async def test_an_answer_is_its_json(http: httpx.AsyncClient) -> None:
 
 @respx.mock
 async def test_too_many_requests_were_not_done_and_wait_as_long_as_asked(http: httpx.AsyncClient) -> None:
-    respx.post("https://api.example.test/v3/x").respond(
-        429, headers={"Retry-After": "7"}, json={"message": "slow down"}
-    )
-    with pytest.raises(NotDone, match=r"^api\.example\.test answered 429 to POST /x: slow down$") as refusal:
+    respx.post("https://api.example.test/v3/x").respond(429, headers={"Retry-After": "7"}, json={"message": "slow"})
+    with pytest.raises(NotDone, match=r"^api\.example\.test answered 429 to POST /x: slow$") as refusal:
         await call(http, "POST", "/x", json={})
     assert refusal.value.retry_after == timedelta(seconds=7)
 

@@ -29,9 +29,7 @@ STORY: dict[str, Any] = {
     "workflow_id": 1,
     "workflow_state_id": 10,
     "estimate": 3,
-    "comments": [
-        {"id": 1, "text": "please", "author_id": "someone", "created_at": "2026-06-12T10:00:00Z", "deleted": False}
-    ],
+    "comments": [{"id": 1, "text": "please", "created_at": "2026-06-12T10:00:00Z", "deleted": False}],
 }
 WORKFLOWS: list[dict[str, Any]] = [
     {"id": 2, "states": [{"id": 99, "name": "Completed", "type": "done"}]},
@@ -69,6 +67,9 @@ def pull(number: int, state: str, sha: str) -> dict[str, Any]:
 
 def sent(route: respx.Route) -> Any:
     return json.loads(route.calls.last.request.content)
+
+
+CURIOUS = """python3 -c 'import json, sys; print(json.dumps({"questions": [json.load(sys.stdin)["name"]]}))'"""
 
 
 # ---- reading
@@ -243,7 +244,7 @@ def test_a_merged_story_belongs_where_the_setting_says_or_where_it_is_done(
 
 
 def test_a_state_that_the_workflow_does_not_have_is_for_a_person_to_name() -> None:
-    with pytest.raises(Escalate, match="set PATCH_DONE_STATE .* In Development, Completed, Deployed"):
+    with pytest.raises(Escalate, match=r"set PATCH_DONE_STATE .* In Development, Completed, Deployed"):
         state(10, "Shipped")
     story = Story.model_validate({**STORY, "workflow_id": 3})
     with pytest.raises(Escalate, match="no state at all"):

@@ -1,25 +1,18 @@
 """Accepting in groups: while one flush is on its way the next requests collect, and one commit answers them all.
 
 One long-lived task owns the connection and every flush; requests only wait for their answer. A server that does not
-answer in time is left: its connection's socket is shut, which no time-out around a driver call does in time, and
-until a new connection stands every request is refused at once.
+answer in time is left, and until a new connection stands every request is refused at once.
 """
 
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections import deque
 from collections.abc import Callable, Sequence
-from contextlib import suppress
 from dataclasses import dataclass
-from typing import Any
+from functools import partial
 
-import psycopg
 import structlog
-from psycopg import AsyncConnection
-from psycopg.rows import dict_row
 
 from webhooks import inbox
 from webhooks.consumer import Consumer
@@ -27,15 +20,22 @@ from webhooks.db import Connection, Ready, transaction
 from webhooks.delivery import Delivery
 from webhooks.errors import Unavailable, Unreadable
 from webhooks.inbox import NO_HANDLER, Accepted, Copy, identity
-from webhooks.pool import Pool, connection_parameters
+from webhooks.pool import Pool
+from webhooks.wire import Wire
 
 log = structlog.get_logger(__name__)
 
 MOST_DELIVERIES = 200
 MOST_BYTES = 8 * 1024 * 1024
+MOST_WAITING_BYTES = 64 * 1024 * 1024
+MOST_TRIES = 3
 WITHIN_S = 3.0
 RECONNECT_EVERY_S = 0.5
-STATEMENT_TIMEOUT = "SET LOCAL statement_timeout = '3s'"
+LIMITS = "SELECT set_config('statement_timeout', '3s', true), set_config('lock_timeout', %(lock_timeout)s, true)"
+LOCK_TIMEOUT = "1s"
+# A delivery tried by itself, because its group was refused, must not hold up the others behind another copy of it.
+LOCK_TIMEOUT_ALONE = "100ms"
+AWAY = "the database does not answer"
 
 
 @dataclass(slots=True, eq=False)
@@ -65,14 +65,14 @@ class Accepter:
     """
 
     def __init__(self, pool: Pool, consumer: Consumer, on_moved: Callable[[Sequence[Ready]], None]) -> None:
-        self._pool = pool
         self._consumer = consumer
         self._on_moved = on_moved
         self._queue: deque[Waiting] = deque()
+        self._waiting_bytes = 0
+        self._unanswered: set[asyncio.Future[Accepted]] = set()
         self._arrived = asyncio.Event()
-        self._connection: Connection | None = None
-        self._away = True
-        self._idle = asyncio.Event()
+        self._wire = Wire(pool)
+        self._away = False
         self._task: asyncio.Task[None] | None = None
 
     @property
@@ -81,23 +81,21 @@ class Accepter:
         return self._away
 
     async def start(self) -> None:
-        """Connect, and start the task that flushes."""
-        await self._connect()
+        """Connect, and start the task that flushes. A database that is away is no error: it may come."""
+        if not await self._connect(WITHIN_S):
+            self._leave()
         self._task = asyncio.create_task(self._run(), name="webhooks-accept")
 
     async def stop(self) -> None:
-        """Answer what waits, then end."""
-        with suppress(TimeoutError):
-            async with asyncio.timeout(WITHIN_S):
-                await self._idle.wait()
+        """Answer what waits, refuse what cannot be stored within three seconds, then end."""
+        if self._unanswered:
+            await asyncio.wait(self._unanswered, timeout=WITHIN_S)
         if self._task is not None:
             self._task.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._task
-        connection = self._connection
-        self._leave()
-        if connection is not None:
-            await connection.close()
+            await asyncio.gather(self._task, return_exceptions=True)
+        self._away = True
+        self._refuse_all()
+        await self._wire.close()
 
     async def accept(self, delivery: Delivery) -> Accepted:
         """Store a delivery, and return once it is durable.
@@ -107,27 +105,30 @@ class Accepter:
                 will find out.
         """
         if self._away:
-            raise Unavailable("the database does not answer")
+            raise Unavailable(AWAY)
+        if self._waiting_bytes > MOST_WAITING_BYTES:
+            raise Unavailable("too much waits for the database already")
         loop = asyncio.get_running_loop()
         waiting = Waiting(delivery, loop.create_future(), loop.time())
         self._queue.append(waiting)
-        self._idle.clear()
+        self._waiting_bytes += len(delivery.body)
         self._arrived.set()
-        return await waiting.answer
+        self._unanswered.add(waiting.answer)
+        try:
+            return await waiting.answer
+        finally:
+            self._unanswered.discard(waiting.answer)
 
     async def _run(self) -> None:
         while True:
-            if self._connection is None or self._connection.closed:
-                await self._connect()
-            if self._connection is None:
+            if not self._wire.up and not await self._connect(WITHIN_S):
                 self._leave()
                 await asyncio.sleep(RECONNECT_EVERY_S)
                 continue
-            self._idle.set()
-            await self._arrived.wait()
-            self._arrived.clear()
-            while self._queue and self._connection is not None:
-                await self._answer(self._next_group())
+            if not self._queue:
+                self._arrived.clear()
+                await self._arrived.wait()
+            await self._answer(self._next_group())
 
     def _next_group(self) -> list[Waiting]:
         group: list[Waiting] = []
@@ -136,65 +137,63 @@ class Accepter:
             size += len(self._queue[0].delivery.body)
             if group and size > MOST_BYTES:
                 break
-            group.append(self._queue.popleft())
+            group.append(self._take())
         return group
 
+    def _take(self) -> Waiting:
+        waiting = self._queue.popleft()
+        self._waiting_bytes -= len(waiting.delivery.body)
+        return waiting
+
     async def _answer(self, group: list[Waiting]) -> None:
-        """Flush a group. Its senders have an answer within three seconds of the arrival of the oldest one."""
-        for _ in range(2):
-            connection = self._connection
-            if connection is None:
-                break
-            error = await self._try(connection, group)
+        """Store a group. Its senders have an answer within three seconds of the arrival of the oldest one."""
+        now = asyncio.get_running_loop().time()
+        # A group that waited behind a slow one still gets a fair try.
+        until = max(min(waiting.since for waiting in group) + WITHIN_S, now + WITHIN_S / 3)
+        try:
+            if not await self._store(group, until):
+                self._leave()
+        finally:
+            # Also when this task is stopped in the middle: what was sent may be stored, a second copy will find out.
+            for waiting in group:
+                waiting.give(Unavailable(AWAY))
+
+    async def _store(self, group: list[Waiting], until: float) -> bool:
+        """Flush a group, and answer whom that answers; return whether the database is still there."""
+        loop = asyncio.get_running_loop()
+        for _ in range(MOST_TRIES):
+            error = await self._wire.run(partial(self._flush, group, LOCK_TIMEOUT), until - loop.time())
             if error is None:
-                return
+                return True
             if isinstance(error, Unavailable):
                 break
-            if not connection.closed:
-                log.warning(
-                    "a group of deliveries was refused, trying each", count=len(group), error=str(error).strip()
-                )
-                await self._one_by_one(connection, group)
-                return
+            if self._wire.up:
+                log.warning("a group of deliveries was refused, trying each", count=len(group), error=str(error))
+                return await self._store_each(group, until)
             # Whether it was stored is unknown: tried again, it may come back as a copy of itself.
-            log.warning("the connection was lost under a flush", error=str(error).strip())
-            await self._connect()
-        self._leave()
-        for waiting in group:
-            waiting.give(Unavailable("the database does not answer"))
-
-    async def _try(self, connection: Connection, group: list[Waiting]) -> BaseException | None:
-        """Flush; return what went wrong, `Unavailable` when there was no answer in time."""
-        task = asyncio.create_task(self._flush(connection, group))
-        oldest = min(waiting.since for waiting in group)
-        # A group that waited behind a slow one still gets a fair try.
-        left = max(WITHIN_S - (asyncio.get_running_loop().time() - oldest), WITHIN_S / 3)
-        await asyncio.wait({task}, timeout=left)
-        if task.done():
-            return task.exception()
-        shut(connection)
-        await asyncio.wait({task}, timeout=1)
-        if not task.done() or (error := task.exception()) is not None:
-            task.cancel()
-            return Unavailable("the database did not answer in time")
-        return error
-
-    async def _one_by_one(self, connection: Connection, group: list[Waiting]) -> None:
-        """Flush each delivery for itself, because one of them, or a lock, refused the whole."""
-        for waiting in group:
-            error = await self._try(connection, [waiting])
-            if error is not None:
-                log.error("a delivery was refused", source=waiting.delivery.source, error=str(error).strip())
-                waiting.give(Unavailable("the database refused it just now"))
-            if connection.closed:
+            log.warning("the connection was lost under a flush", error=str(error))
+            if not await self._connect(until - loop.time()):
                 break
-        for waiting in group:
-            waiting.give(Unavailable("the database does not answer"))
+        return False
 
-    async def _flush(self, connection: Connection, group: list[Waiting]) -> None:
+    async def _store_each(self, group: list[Waiting], until: float) -> bool:
+        """Flush each delivery for itself, because one of them, or a lock, refused the whole."""
+        loop = asyncio.get_running_loop()
+        for waiting in group:
+            if loop.time() > until:
+                break
+            error = await self._wire.run(partial(self._flush, [waiting], LOCK_TIMEOUT_ALONE), WITHIN_S / 3)
+            if not self._wire.up:
+                return False
+            if error is not None:
+                log.error("a delivery was refused", source=waiting.delivery.source, error=str(error))
+                waiting.give(Unavailable("the database refused it just now"))
+        return True
+
+    async def _flush(self, group: list[Waiting], lock_timeout: str, connection: Connection) -> None:
         arrivals = {identity(waiting.delivery): waiting.delivery for waiting in reversed(group)}
         async with transaction(connection) as tx:
-            await tx.execute(STATEMENT_TIMEOUT)
+            await tx.execute(LIMITS, {"lock_timeout": lock_timeout})
             new = await inbox.insert(tx, list(arrivals.values()))
             copies = [key for key in arrivals if key not in new]
             found: dict[inbox.Identity, Copy] = {}
@@ -226,39 +225,21 @@ class Accepter:
             return False
         return any(event.name in source.handlers for event in events)
 
-    async def _connect(self) -> None:
-        """Make a new connection, or none within three seconds."""
-        self._connection = None
-        parameters: dict[str, Any] = connection_parameters(self._pool.url)
-        connecting = asyncio.create_task(
-            AsyncConnection[dict[str, Any]].connect(
-                self._pool.url,
-                autocommit=True,
-                row_factory=dict_row,
-                prepare_threshold=self._pool.prepare_threshold,
-                **parameters,
-            )
-        )
-        await asyncio.wait({connecting}, timeout=WITHIN_S)
-        if not connecting.done():
-            connecting.cancel()
-        elif (error := connecting.exception()) is None:
-            if self._away:
-                log.info("the inbox takes deliveries")
-            self._connection, self._away = connecting.result(), False
-        elif not isinstance(error, psycopg.Error):
-            raise error
+    async def _connect(self, within_s: float) -> bool:
+        if not await self._wire.connect(within_s):
+            return False
+        if self._away:
+            log.info("the inbox takes deliveries again")
+        self._away = False
+        return True
 
     def _leave(self) -> None:
         """Do without the database until a new connection stands, and refuse what waits."""
         if not self._away:
-            log.error("the database does not answer: deliveries are refused with 503")
-        self._away, self._connection = True, None
+            log.error("the database does not answer: deliveries are refused with 503", error=self._wire.failure)
+        self._away = True
+        self._refuse_all()
+
+    def _refuse_all(self) -> None:
         while self._queue:
-            self._queue.popleft().give(Unavailable("the database does not answer"))
-
-
-def shut(connection: AsyncConnection[Any]) -> None:
-    """Shut a connection's socket, so that whatever waits on it ends now."""
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.shutdown(socket.SHUT_RDWR)
+            self._take().give(Unavailable(AWAY))

@@ -63,7 +63,7 @@ async def apply(consumer: Consumer, claim: Claim[Stored]) -> None:
             return
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, eq=False)
 class _Aside(Exception):
     """Carries `Ignore` and `Park` out of the handler's transaction, so that it rolls back."""
 
@@ -157,13 +157,13 @@ async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None
     statements = park.gate.statements
     read = READ_SHARED.format(table=statements.table, is_key=statements.is_key)
     async with claim.transaction() as tx:
+        row = await (await tx.execute(read, park.gate.key.params(park.key))).fetchone()
+        if row is None or row["status"] not in park.while_in:
+            return "missing" if row is None else str(row["status"])
         now = await database_time(tx)
         since = claim.row.parked_since or now
         if now - since >= park.for_:
             raise Escalate(f"{label} did not leave {waiting_in} within {park.for_}")
-        row = await (await tx.execute(read, park.gate.key.params(park.key))).fetchone()
-        if row is None or row["status"] not in park.while_in:
-            return "missing" if row is None else str(row["status"])
         tx.release(
             Release(
                 "snoozed",

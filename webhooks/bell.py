@@ -72,6 +72,8 @@ class Bell:
                     url, autocommit=True, row_factory=dict_row, prepare_threshold=None, **parameters
                 ) as connection:
                     await connection.execute(LISTEN)
+                    # Whoever rang while nobody listened is not heard: so look.
+                    self.heard.set()
                     self.ring()
                     if not await self._hears(connection, SELF_TEST_WITHIN_S) and not self._self_test:
                         log.warning("NOTIFY does not arrive: work is found by polling", setting="WEBHOOKS_DIRECT_URL")

@@ -12,7 +12,7 @@ from typing import Any, Generic, LiteralString, TypeVarTuple
 import psycopg
 import structlog
 from psycopg.errors import LockNotAvailable
-from psycopg_pool import PoolTimeout
+from psycopg_pool import PoolClosed
 from pydantic import TypeAdapter
 from typing_extensions import TypeVar
 
@@ -20,10 +20,10 @@ from webhooks import effects
 from webhooks.db import Ready, Transaction, clean, finished
 from webhooks.errors import Escalate, LostClaim, Snooze
 from webhooks.outcome import Outcome, Release, Stop, release_for
-from webhooks.phase import Done, Key, Phase
+from webhooks.phase import GATE_COLUMNS, Done, Key, Phase
 from webhooks.pool import Pool
 from webhooks.renewer import Lease, Renewal, boottime
-from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, Statements
+from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, Statements, column_params
 
 Row = TypeVar("Row", default=Any)
 R = TypeVar("R")
@@ -75,6 +75,7 @@ class Claim(Generic[Row]):
         moved: the rows brought into a ready status under this claim, for the worker to claim next.
         outcome: how it ended, once that is written; None while it runs, and for good when it was lost.
         noted: columns to write if the claim is released, so that a row which failed shows what it was about.
+        effects: the names of the effects that this attempt has begun.
     """
 
     row: Row
@@ -90,11 +91,15 @@ class Claim(Generic[Row]):
         self._pool = pool
         self._owned = owned
         self._columns = columns
-        self._in_transaction = False
+        self._inside: set[asyncio.Task[Any] | None] = set()  # the tasks with a transaction() of ours open
         self._stop: Stop | None = None
+        self._ending = False
         self._task: asyncio.Task[Any] | None = None
+        self._cancelling = 0
+        self._cancelled = 0
         self.moved: list[Ready] = []
         self.noted: dict[str, object] = {}
+        self.effects: set[str] = set()
         self.outcome: Outcome | None = None
         self._lease = Lease(
             renewal=owned.renewal,
@@ -128,7 +133,9 @@ class Claim(Generic[Row]):
         Raises:
             ConfigurationError: the status is not one of the phase's.
             LostClaim: the row is somebody else's by now; nothing was written.
+            RuntimeError: called inside `transaction()`, which has a `done` of its own.
         """
+        self._not_inside("complete()")
         await finished(self.settle(self.done(status, **columns)))
 
     def idempotency_key(self, name: str) -> str:
@@ -162,8 +169,7 @@ class Claim(Generic[Row]):
             Escalate: an earlier call's outcome is unknown, or it had other arguments.
             RuntimeError: called inside `transaction()`, where it would wait for itself.
         """
-        if self._in_transaction:
-            raise RuntimeError(f"once({name!r}) inside claim.transaction() would wait for itself: call it before")
+        self._not_inside(f"once({name!r})")
         return await effects.once(self._pool, self, name, fn, args, retry_safe=retry_safe, timeout=timeout)
 
     @asynccontextmanager
@@ -174,9 +180,11 @@ class Claim(Generic[Row]):
             LostClaim: the row is somebody else's by now; nothing was written.
         """
         self._check()
-        if self._in_transaction:
-            raise RuntimeError("claim.transaction() inside claim.transaction() would wait for itself")
-        self._in_transaction = True
+        self._not_inside("transaction()")
+        task = asyncio.current_task()
+        self._inside.add(task)
+        tx: ClaimTransaction | None = None
+        ending: Done | Release | None = None
         try:
             async with self._pool.transaction() as plain:
                 tx = ClaimTransaction(plain, self)
@@ -185,11 +193,21 @@ class Claim(Generic[Row]):
                     raise self._lost()
                 yield tx
                 if tx.ending is not None:
-                    await self._write(tx, tx.ending)
-            self.moved += tx.moved
-            self.outcome = _outcome(tx.ending)
+                    ending, self._ending = tx.ending, True
+                    await self._write(tx, ending)
+        except psycopg.OperationalError:
+            if tx is None or ending is None or not await self._is_recorded(ending):
+                raise
         finally:
-            self._in_transaction = False
+            self._inside.discard(task)
+            if ending is not None:
+                self._ending = False
+        self.moved += tx.moved
+        self.outcome = _outcome(ending)
+
+    def _not_inside(self, what: str) -> None:
+        if asyncio.current_task() in self._inside:
+            raise RuntimeError(f"{what} inside claim.transaction() would wait for itself: call it before or after")
 
     # ---- endings
 
@@ -199,10 +217,14 @@ class Claim(Generic[Row]):
         return self.outcome is not None
 
     def stop(self, why: Stop) -> None:
-        """Cancel the task that works under this claim and note why."""
-        if self._task is not None and not self.settled:
-            self._stop = self._stop or why
+        """Cancel the task that works under this claim and note why. While its end is being written, do nothing: it is
+        up to the fence how that goes, and a claim that was completed must not be told as lost."""
+        if self.settled or self._ending:
+            return
+        self._stop = Stop.LOST if why is Stop.LOST else self._stop or why
+        if self._task is not None:
             self._task.cancel(why.value)
+            self._cancelled += why is not Stop.DRAIN
 
     async def settle(self, ending: Done | Release) -> None:
         """Write how this claim ended, trying again while the database is away and the lease lasts.
@@ -210,26 +232,28 @@ class Claim(Generic[Row]):
         Raises:
             LostClaim: the row is somebody else's by now.
         """
+        was_ending, self._ending = self._ending, True
         tries = 0
-        while True:
-            self._check()
-            tries += 1
-            try:
-                async with self._pool.transaction() as tx:
-                    await self._write(tx, ending)
-            except LostClaim:
-                if tries > 1 and await self._ended_as(ending):
-                    break
-                raise
-            except (psycopg.OperationalError, PoolTimeout) as error:
-                if boottime() >= self._lease.until:
-                    raise
-                if not isinstance(error, LockNotAvailable):
-                    log.warning("a claim's end could not be written, trying again", row=self.label, error=str(error))
-                await asyncio.sleep(0.2)
-                continue
-            self.moved += tx.moved
-            break
+        try:
+            while True:
+                self._check()
+                tries += 1
+                try:
+                    async with self._pool.transaction() as tx:
+                        await self._write_unless_recorded(tx, ending, tries)
+                except psycopg.OperationalError as error:
+                    if isinstance(error, PoolClosed) or boottime() >= self._lease.until:
+                        raise
+                    if not isinstance(error, LockNotAvailable):
+                        log.warning(
+                            "a claim's end could not be written, trying again", row=self.label, error=str(error)
+                        )
+                    await asyncio.sleep(0.2)
+                    continue
+                break
+        finally:
+            self._ending = was_ending
+        self.moved += tx.moved
         self.outcome = _outcome(ending)
 
     @asynccontextmanager
@@ -240,27 +264,34 @@ class Claim(Generic[Row]):
         `LostClaim` and a phase's time-out as `TimeoutError`.
         """
         self._task = asyncio.current_task()
+        self._cancelling = self._task.cancelling() if self._task is not None else 0
         self._pool.renewer.add(self._lease)
+        if self._stop is not None:
+            self.stop(self._stop)  # asked for before there was a task to cancel
         try:
-            self.row = self._owned.row.validate_python(self._columns)
+            self.row = self._owned.row.validate_python(
+                {column: value for column, value in self._columns.items() if column not in GATE_COLUMNS}
+            )
             yield self
             if not self.settled:
                 log.warning("left without complete(): released", row=self.label, phase=self.phase)
                 await self._end(None)
         except BaseException as error:
+            raised = self._raised(error)
             if not self.settled:
                 await self._end(error)
             if isinstance(error, (Snooze, Escalate)):
                 return
-            raised = self._raised(error)
             if raised is error:
                 raise
             raise raised from error
         finally:
+            self._take_back()
             self._pool.renewer.remove(self._lease)
 
     async def _end(self, error: BaseException | None) -> None:
         """Release as the block's ending demands. Nothing that goes wrong here hides the error that led here."""
+        self._ending = True
         release = release_for(error, self._stop, self.attempt, self._pool.backoff, random.random())
         if release is None:
             await finished(self._close_as_lost(), SETTLE_WITHIN_S)
@@ -269,18 +300,26 @@ class Claim(Generic[Row]):
             await finished(self.settle(release), SETTLE_WITHIN_S)
         except LostClaim:
             log.warning("lost before it could be released", row=self.label, phase=self.phase)
-        except (psycopg.Error, PoolTimeout, TimeoutError) as failure:
+        except (psycopg.Error, TimeoutError) as failure:
             log.error("could not be released, the lease will run out", row=self.label, error=str(failure))
 
     def _raised(self, error: BaseException) -> BaseException:
         """Return what the block's caller sees: a cancellation of our own making is told as what it was."""
-        if not isinstance(error, asyncio.CancelledError) or self._stop not in (Stop.LOST, Stop.TIMEOUT):
-            return error
-        if self._task is None or self._task.uncancel() > 0:
+        others = self._take_back()
+        if not isinstance(error, asyncio.CancelledError) or self._stop in (None, Stop.DRAIN) or others:
             return error
         if self._stop is Stop.TIMEOUT:
             return TimeoutError(f"{self.label} in {self.phase}: {Stop.TIMEOUT.value}")
         return self._lost()
+
+    def _take_back(self) -> bool:
+        """Take back the cancellations that we asked for; return whether somebody else asked for one as well."""
+        if self._task is None:
+            return False
+        while self._cancelled:
+            self._task.uncancel()
+            self._cancelled -= 1
+        return self._task.cancelling() > self._cancelling
 
     async def _write(self, tx: Transaction, ending: Done | Release) -> None:
         if isinstance(ending, Done):
@@ -293,14 +332,13 @@ class Claim(Generic[Row]):
         status = owned.phase.ending(ending.status)
         entered = owned.entered(status)
         statement = owned.statements.complete(owned.phase, status, tuple(ending.columns), entered)
-        params = {**self._fence, **{f"set_{column}": value for column, value in ending.columns.items()}}
+        params = {**self._fence, **column_params(ending.columns)}
         if entered is not None:
             params["visit"] = await self._pool.fences(tx)
+            tx.moved.append(Ready(owned.table, entered.claimed, self.key))
         if (await tx.execute(statement, params)).rowcount != 1:
             raise self._lost()
         await self._close_attempt(tx, "done", None)
-        if entered is not None:
-            tx.moved.append(Ready(owned.table, entered.claimed, self.key))
         await wake_parked(tx, self.label)
 
     async def _release(self, tx: Transaction, ending: Release) -> None:
@@ -312,7 +350,7 @@ class Claim(Generic[Row]):
             "refund": 0 if ending.charged else 1,
             "delay": ending.delay,
             "error": error,
-            **{f"set_{column}": value for column, value in columns.items()},
+            **column_params(columns),
         }
         statement = self._owned.statements.release(self._owned.phase, tuple(columns))
         row = await (await tx.execute(statement, params)).fetchone()
@@ -324,15 +362,26 @@ class Claim(Generic[Row]):
     async def _close_attempt(self, tx: Transaction, outcome: Outcome, error: str | None) -> None:
         await tx.execute(CLOSE_ATTEMPT, {"claim_seq": self.claim_seq, "outcome": outcome, "error": error})
 
-    async def _ended_as(self, ending: Done | Release) -> bool:
-        """After a COMMIT whose answer was lost, the attempt's own line says whether it happened."""
+    async def _write_unless_recorded(self, tx: Transaction, ending: Done | Release, tries: int) -> None:
+        try:
+            await self._write(tx, ending)
+        except LostClaim:
+            # The answer to an earlier COMMIT may have been lost: then the attempt's own line says that it happened.
+            if tries == 1 or not await self._recorded(tx, ending):
+                raise
+
+    async def _is_recorded(self, ending: Done | Release) -> bool:
         async with self._pool.transaction() as tx:
-            row = await (await tx.execute(READ_ATTEMPT, {"claim_seq": self.claim_seq})).fetchone()
+            return await self._recorded(tx, ending)
+        return False
+
+    async def _recorded(self, tx: Transaction, ending: Done | Release) -> bool:
+        row = await (await tx.execute(READ_ATTEMPT, {"claim_seq": self.claim_seq})).fetchone()
         return row is not None and row["outcome"] == _outcome(ending)
 
     async def _close_as_lost(self) -> None:
         """Whoever took the row usually closed our line; where the row was deleted or set by hand, we do."""
-        with suppress(psycopg.Error, PoolTimeout):
+        with suppress(psycopg.Error):
             async with self._pool.transaction() as tx:
                 await self._close_attempt(tx, "lost", None)
 

@@ -20,9 +20,11 @@ T = TypeVar("T")
 Connection = AsyncConnection[dict[str, Any]]
 Query = LiteralString | bytes | SQL | Composed
 
-# Nothing is set on a session: behind a pooler it would reach other clients and be lost to us.
+# Nothing is set on a session: behind a pooler it would reach other clients and be lost to us. The last limit is for
+# a client that stopped inside a transaction (frozen, or its machine is gone): its locks must not outlive its leases.
 BEGIN: LiteralString = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'; SET LOCAL synchronous_commit = on"
+    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'; SET LOCAL synchronous_commit = on; "
+    "SET LOCAL idle_in_transaction_session_timeout = '60s'"
 )
 
 SCHEMA = os.environ.get("WEBHOOKS_SCHEMA") or None
@@ -35,6 +37,11 @@ def table(name: LiteralString) -> Composable:
     return SQL("{}.{}").format(Identifier(SCHEMA), SQL(name))
 
 
+def regclass(name: str) -> str:
+    """Return a name the way `to_regclass()` and `nextval()` take it, qualified where `WEBHOOKS_SCHEMA` is set."""
+    return name if SCHEMA is None else f'"{SCHEMA}".{name}'
+
+
 def named(text: LiteralString, **parts: Composable) -> Composed:
     """Compose a statement whose `{attempts}`, `{deliveries}`, … stand for the library's own tables."""
     return SQL(text).format(
@@ -42,7 +49,7 @@ def named(text: LiteralString, **parts: Composable) -> Composed:
         effects=table("effects"),
         decisions=table("decisions"),
         deliveries=table("deliveries"),
-        claim_seq=Literal("claim_seq" if SCHEMA is None else f'"{SCHEMA}".claim_seq'),
+        claim_seq=Literal(regclass("claim_seq")),
         **parts,
     )
 

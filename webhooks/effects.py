@@ -13,14 +13,15 @@ import hashlib
 import inspect
 import json
 import typing
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple
+from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 import psycopg
 import structlog
-from psycopg_pool import PoolTimeout
-from pydantic import TypeAdapter, ValidationError
+from psycopg_pool import PoolClosed
+from pydantic import TypeAdapter
+from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from webhooks.db import Transaction, clean, compose, finished
@@ -37,6 +38,9 @@ Ts = TypeVarTuple("Ts")
 log = structlog.get_logger(__name__)
 
 RECORD_RESULT_WITHIN_S = 30.0
+TRIES_TO_INTEND = 3
+ASK_AGAIN_S = 0.5
+ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 INTEND = compose(
     "INSERT INTO {effects} (idempotency_key, claim_seq, state, input_hash, call_until)\n"
@@ -48,8 +52,9 @@ FIND = compose(
     "FROM {effects} WHERE idempotency_key = %(key)s"
 )
 INTEND_AGAIN = compose(
-    "UPDATE {effects} SET claim_seq = %(claim_seq)s, state = 'intended', error = NULL, ended_at = NULL,\n"
-    "    intended_at = statement_timestamp(), call_until = statement_timestamp() + %(timeout)s\n"
+    "UPDATE {effects} SET claim_seq = %(claim_seq)s, state = 'intended', input_hash = %(input_hash)s,\n"
+    "    error = NULL, ended_at = NULL, intended_at = statement_timestamp(),\n"
+    "    call_until = statement_timestamp() + %(timeout)s\n"
     "WHERE idempotency_key = %(key)s AND state = %(state)s AND claim_seq = %(found_seq)s"
 )
 RECORD = compose(
@@ -73,10 +78,9 @@ async def once(
     function, bound = _looked_through(fn)
     adapter: TypeAdapter[R] = _result_of(getattr(function, "__func__", function))
     effect = _Effect(claim, name, _input_hash((*bound, *args)), timeout)
-    async with claim.transaction() as tx:
-        recorded = await effect.intend(tx, retry_safe)
+    recorded = await effect.intended(retry_safe)
     if recorded is not None:
-        return adapter.validate_python(json.loads(recorded))
+        return adapter.validate_json(recorded)
     try:
         async with asyncio.timeout(timeout.total_seconds()):
             value = await fn(*args)
@@ -84,24 +88,43 @@ async def once(
         await finished(effect.record(pool, "failed", error=describe(error)))
         raise
     try:
-        result = clean(json.dumps(adapter.dump_python(value, mode="json"), ensure_ascii=False))
+        result = clean(json.dumps(adapter.dump_python(value, mode="json", warnings="error"), ensure_ascii=False))
+        kept = adapter.validate_json(result)
     except (ValueError, TypeError) as error:
         raise Escalate(f"effect {name!r} was called, but its result cannot be kept: {describe(error)}") from error
     await finished(effect.record(pool, "done", result=result))
-    return adapter.validate_python(json.loads(result))
+    return kept
 
 
 class _Effect:
     """One effect of one attempt: its idempotency key and its fence."""
 
     def __init__(self, claim: Claim[Any], name: str, input_hash: str, timeout: timedelta) -> None:
+        self.claim = claim
         self.name = name
         self.key = claim.idempotency_key(name)
         self.claim_seq = claim.claim_seq
         self.input_hash = input_hash
         self.timeout = timeout
+        self.first = name not in claim.effects
+        self.unanswered = False
+        claim.effects.add(name)
 
-    async def intend(self, tx: Transaction, retry_safe: bool) -> str | None:
+    async def intended(self, retry_safe: bool) -> str | None:
+        """Commit the intention, or return the recorded result. Nothing is called yet, so an answer that was lost is
+        asked for again."""
+        for left in reversed(range(TRIES_TO_INTEND)):
+            try:
+                async with self.claim.transaction() as tx:
+                    return await self._intend(tx, retry_safe)
+            except psycopg.OperationalError as failure:
+                if not left or isinstance(failure, PoolClosed):
+                    raise
+                self.unanswered = True
+            await asyncio.sleep(ASK_AGAIN_S)
+        return None
+
+    async def _intend(self, tx: Transaction, retry_safe: bool) -> str | None:
         """Write down that the call is about to be made; return the recorded result where there is one."""
         params = {
             "key": self.key,
@@ -114,14 +137,15 @@ class _Effect:
         found = await (await tx.execute(FIND, params)).fetchone()
         if found is None:
             raise LostClaim(f"effect {self.key} was removed while it was being looked up")
-        if found["input_hash"] != self.input_hash:
+        ours = self.first and self.unanswered and found["claim_seq"] == self.claim_seq
+        if found["state"] != "failed" and found["input_hash"] != self.input_hash:
             raise Escalate(
                 f"effect {self.name!r} was called with other arguments before, so its result is no answer now: "
                 "give another input another name"
             )
         if found["state"] == "done":
             return str(found["result"])
-        if found["state"] == "intended" and not retry_safe:
+        if found["state"] == "intended" and not retry_safe and not ours:
             if found["call_left"] > timedelta(0):
                 raise Snooze(found["call_left"])
             raise Escalate(
@@ -154,13 +178,13 @@ class _Effect:
                         written = int(
                             found is not None and (found["state"], found["claim_seq"]) == (state, self.claim_seq)
                         )
-            except (psycopg.OperationalError, PoolTimeout) as failure:
-                if loop.time() > until:
+            except psycopg.OperationalError as failure:
+                if isinstance(failure, PoolClosed) or loop.time() > until:
                     raise
                 log.warning(
                     "an effect's result could not be written, trying again", effect=self.key, error=str(failure)
                 )
-                await asyncio.sleep(0.5)
+                await asyncio.sleep(ASK_AGAIN_S)
                 continue
             if written != 1:
                 raise LostClaim(f"effect {self.key} was taken over by a later attempt")
@@ -190,13 +214,27 @@ def _result_of(fn: Callable[..., Any]) -> TypeAdapter[Any]:
         raise ConfigurationError(f"the annotations of {fn!r} cannot be read: {error}") from error
     if "return" not in hints:
         raise ConfigurationError(f"{fn!r} must be annotated with what it returns, so that its result can be kept")
-    return TypeAdapter(hints["return"])
+    try:
+        return TypeAdapter(hints["return"])
+    except PydanticUserError as error:
+        raise ConfigurationError(f"what {fn!r} returns cannot be kept: {error.message}") from error
 
 
 def _input_hash(args: tuple[Any, ...]) -> str:
-    """Return a digest of the arguments, the same on every attempt."""
+    """Return a digest of the arguments, the same on every attempt, also in another process."""
     try:
-        plain = to_jsonable_python(args, inf_nan_mode="strings")
-    except (ValueError, ValidationError) as error:
+        plain = to_jsonable_python(_ordered(ANYTHING.dump_python(args)), bytes_mode="base64", inf_nan_mode="strings")
+        return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+    except (ValueError, TypeError) as error:
         raise ConfigurationError(f"the arguments of an effect must be values pydantic can keep: {error}") from error
-    return hashlib.sha256(json.dumps(plain, sort_keys=True).encode()).hexdigest()
+
+
+def _ordered(value: object) -> object:
+    """Return a value with its sets as lists in one order: theirs differs from process to process."""
+    if isinstance(value, dict):
+        return {key: _ordered(part) for key, part in cast("dict[object, object]", value).items()}
+    if isinstance(value, (list, tuple)):
+        return [_ordered(part) for part in cast("Sequence[object]", value)]
+    if isinstance(value, (set, frozenset)):
+        return sorted((_ordered(part) for part in cast("Collection[object]", value)), key=repr)
+    return value

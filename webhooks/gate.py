@@ -29,7 +29,8 @@ from webhooks.phase import (
 )
 from webhooks.pool import Pool
 from webhooks.renewer import boottime
-from webhooks.statements import CLOSE_ATTEMPT, RECORD_ATTEMPT, RECORD_DECISION, Statements, Which
+from webhooks.shape import faults
+from webhooks.statements import CLOSE_ATTEMPT, RECORD_ATTEMPT, RECORD_DECISION, Statements, Which, column_params
 
 log = structlog.get_logger(__name__)
 
@@ -84,7 +85,7 @@ class Gate(Generic[Row]):
         order_by: LiteralString | None = None,
         escalated: LiteralString = "escalated",
     ) -> None:
-        self.table = checked_name(table)
+        self.table: LiteralString = checked_name(table)
         self.key = Key.of(key)
         self.escalated = checked_status(escalated)
         self.phases: dict[str, Phase] = {}
@@ -94,9 +95,8 @@ class Gate(Generic[Row]):
         if own:
             raise ConfigurationError(f"{table}: row= names the gate's own {', '.join(own)}: leave them out")
         read = tuple(dict.fromkeys((*self.key.columns, *columns, *CLAIM_COLUMNS))) if columns else ()
-        self.statements = Statements(
-            self.table, self.key, read, order_by or "not_before, " + ", ".join(self.key.columns), self.escalated
-        )
+        self.order_by: LiteralString = order_by or "not_before, " + ", ".join(self.key.columns)
+        self.statements = Statements(self.table, self.key, read, self.order_by, self.escalated)
         self._owned: dict[tuple[str, timedelta], Owned] = {}
 
     def __repr__(self) -> str:
@@ -189,6 +189,14 @@ class Gate(Generic[Row]):
             self._owned[phase, lease] = owned
         return owned
 
+    async def check(self, tx: Transaction) -> list[str]:
+        """Compare the table and its indexes with what the gate needs.
+
+        Returns:
+            One sentence a fault, each ending in the statement that mends it; empty when all is well.
+        """
+        return await faults(tx, self.table, self.key, self.order_by, tuple(self.phases.values()))
+
     # ---- from outside, in somebody's transaction
 
     async def open(self, tx: Transaction, /, *, to: str | None = None, **columns: object) -> bool:
@@ -207,7 +215,7 @@ class Gate(Generic[Row]):
         self._check_target(status)
         entered = self.entered(status)
         statement = self.statements.open(status, tuple(columns), entered)
-        row = await (await tx.execute(statement, _set(columns))).fetchone()
+        row = await (await tx.execute(statement, column_params(columns))).fetchone()
         if row is None:
             return False
         await self._moved(tx, self.key.value(row), entered)
@@ -230,7 +238,7 @@ class Gate(Generic[Row]):
         self._check_target(to)
         statuses = (from_,) if isinstance(from_, str) else from_
         entered = self.entered(to)
-        params = {**self.key.params(key), **_set(columns)}
+        params = {**self.key.params(key), **column_params(columns)}
         if entered is not None:
             params["visit"] = await draw(tx)
         statement = self.statements.advance(statuses, to, tuple(columns), entered)
@@ -436,11 +444,12 @@ class Gate(Generic[Row]):
         moved = 0
         for statement in owned.sweeps:
             while True:
-                async with pool.transaction() as tx:
-                    cursor = await tx.execute(statement, params)
-                    swept = await cursor.fetchall()
+                swept: list[dict[str, Any]] = []
+                with suppress(LockNotAvailable):
+                    async with pool.transaction() as tx:
+                        swept = await (await tx.execute(statement, params)).fetchall()
                 for row in swept:
-                    log.warning("swept", table=self.table, phase=phase, **row)
+                    log.warning("swept", row=self.label(self.key.value(row)), phase=phase, status=row["status"])
                 moved += len(swept)
                 if len(swept) < 100:
                     break
@@ -451,10 +460,6 @@ class _Asked:
     """The first fence of a claim that was sent, once it was."""
 
     fence: int | None = None
-
-
-def _set(columns: Mapping[str, object]) -> dict[str, object]:
-    return {f"set_{column}": value for column, value in columns.items()}
 
 
 def _columns_of(row: type[Any]) -> tuple[str, ...]:

@@ -46,7 +46,7 @@ inbox.phase(
 ACCEPT = compose(
     "INSERT INTO {deliveries} (source, dedup_key, origin, headers, body, status, max_attempts)\n"
     "SELECT new.source, new.dedup_key, new.origin, new.headers::jsonb, new.body, 'received', %(max_attempts)s\n"
-    "FROM unnest(%(sources)s::text[], %(keys)s::text[], %(origins)s::text[], %(headers)s::text[],\n"
+    "FROM unnest(%(sources)b::text[], %(keys)b::text[], %(origins)b::text[], %(headers)b::text[],\n"
     "    %(bodies)b::bytea[]) AS new (source, dedup_key, origin, headers, body)\n"
     "ON CONFLICT DO NOTHING\n"
     "RETURNING id, source, dedup_key"

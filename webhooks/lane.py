@@ -7,9 +7,7 @@ from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
 from typing import Any
 
-import psycopg
 import structlog
-from psycopg_pool import PoolTimeout
 
 from webhooks import observe
 from webhooks.claim import Claim
@@ -98,7 +96,7 @@ class Lane:
                     scan_at = loop.time() + self._pool.settings.poll_s
                     if await self._claim_next():
                         self._scan_now = True
-            except (psycopg.Error, PoolTimeout) as error:
+            except Exception as error:  # the database is away, or refuses: whatever it is, work goes on after it
                 log.warning(
                     "cannot claim, trying again", table=self.gate.table, phase=self.phase, error=str(error).strip()
                 )
@@ -131,7 +129,7 @@ class Lane:
                 self._start(claim)
 
     async def _claim_next(self) -> bool:
-        """Look through the queue; return whether there may be more."""
+        """Look through the queue; return whether to look again as soon as a slot is free."""
         limit = min(self._free, 100)
         fresh = await self.gate.take_next(self._pool, self.phase, limit, which="fresh")
         for claim in fresh:
@@ -146,7 +144,7 @@ class Lane:
         self._count(won=len(fresh), lost=0)
         if self._free and not self._turn.taken:
             await self._claim_last_chance()
-        return more
+        return more or not self._free
 
     async def _claim_last_chance(self) -> None:
         self._turn.taken = True
@@ -173,6 +171,7 @@ class Lane:
             del self.running[task]
             if holds_turn:
                 self._turn.taken = False
+                self._scan_now = True
             self._wake.set()
 
         task.add_done_callback(ended)
@@ -194,7 +193,9 @@ class Lane:
     async def _guarded(self, claim: Claim[Any]) -> None:
         try:
             await self._run(claim)
-        except (SystemExit, KeyboardInterrupt) as error:
+        except (Exception, asyncio.CancelledError, GeneratorExit):
+            raise
+        except BaseException as error:
             raise RuntimeError(f"the handler raised {error!r}, which would have ended the worker") from error
 
     async def drain(self, within_s: float, settle_s: float) -> None:

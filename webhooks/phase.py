@@ -6,7 +6,7 @@ import re
 from collections.abc import Callable, Coroutine, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias
+from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias, cast
 
 from webhooks.errors import ConfigurationError
 
@@ -121,11 +121,10 @@ class Key:
         Raises:
             ValueError: it has another number of parts.
         """
-        if len(self.columns) == 1:
-            return key if isinstance(key, tuple) and len(key) == 1 else (key,)
-        if not isinstance(key, tuple) or len(key) != len(self.columns):
+        parts = cast("tuple[object, ...]", key) if isinstance(key, tuple) else (key,)
+        if len(parts) != len(self.columns):
             raise ValueError(f"the key is ({', '.join(self.columns)}), not {key!r}")
-        return key
+        return parts
 
     def value(self, row: Mapping[str, object]) -> object:
         """Return a row's key: the value itself for one column, a tuple for several."""
@@ -143,9 +142,10 @@ class Key:
         return dict(zip(self.names(), self.values(key), strict=True))
 
     def lists(self, keys: list[object]) -> dict[str, object]:
-        """Return the parameters of a statement over many rows: one list a column."""
+        """Return the parameters of a statement over many rows: one list a column, and `keys`, the rows as text."""
         rows = [self.values(key) for key in keys]
-        return {name: [row[place] for row in rows] for place, name in enumerate(self.names())}
+        columns = {name: [row[place] for row in rows] for place, name in enumerate(self.names())}
+        return {**columns, "keys": [self.text(key) for key in keys]}
 
     def text(self, key: object) -> str:
         """Return the key as it stands in `attempts` and `effects`: several parts joined by `/`."""

@@ -104,8 +104,10 @@ class Pool:
         try:
             yield pool
         finally:
-            await pool.renewer.stop()
-            await pool.connections.close()
+            try:
+                await pool.renewer.stop()
+            finally:
+                await pool.connections.close()
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[Transaction]:
@@ -124,7 +126,12 @@ class Pool:
         Args:
             tx: where a new block is drawn from the sequence when this process's own is used up.
             count: how many are needed, at most 100.
+
+        Raises:
+            ValueError: more are needed than a block holds; the next numbers are another process's.
         """
+        if not 0 < count <= BLOCK:
+            raise ValueError(f"between 1 and {BLOCK} rows are claimed at once, not {count}")
         if count > self._fences_left:
             self._fence, self._fences_left = await draw(tx), BLOCK
         first = self._fence

@@ -29,6 +29,7 @@ log = structlog.get_logger(__name__)
 
 PREFIX = "/webhooks/"
 RETRY_AFTER_S = 5
+ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
 class Receiver:
@@ -56,9 +57,12 @@ class Receiver:
         self._accepter = accepter
         self._max_body_bytes = max_body_bytes
         self._now = now
-        self._other: ASGIApp = Starlette(
+        other = Starlette(
             routes=[Route("/healthz", _healthz)], exception_handlers={404: _not_found, 405: _wrong_method}
         )
+        # A redirect would be made of the request's own Host.
+        other.router.redirect_slashes = False
+        self._other: ASGIApp = other
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
@@ -86,7 +90,7 @@ class Receiver:
         started = time.perf_counter()
         headers: Headers = tuple((key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"])
         try:
-            source.verify(headers, body, self._secrets[name], self._now())
+            source.verify(headers, body, self._secrets.get(name, ()), self._now())
         except Refused as refused:
             observe.REJECTIONS.labels(name, refused.cause).inc()
             log.info("refused", source=name, cause=refused.cause, bytes=len(body))
@@ -123,21 +127,19 @@ async def _read(receive: Receive, limit: int) -> bytes | None:
     first: bytes = message.get("body", b"")
     if not message.get("more_body", False):
         return first if len(first) <= limit else None
-    chunks, size = [first], len(first)
-    while size <= limit:
+    body = bytearray(first)
+    while len(body) <= limit:
         message = await receive()
         if message["type"] == "http.disconnect":
             raise _Disconnected
-        chunk: bytes = message.get("body", b"")
-        chunks.append(chunk)
-        size += len(chunk)
+        body += message.get("body", b"")
         if not message.get("more_body", False):
-            return b"".join(chunks) if size <= limit else None
+            return bytes(body) if len(body) <= limit else None
     return None
 
 
 async def _answer(send: Send, status: int, answer: dict[str, object]) -> None:
-    body = json.dumps(answer, separators=(",", ":")).encode()
+    body = ENCODE(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 503:
         headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))

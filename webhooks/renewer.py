@@ -50,7 +50,7 @@ class Renewal:
 
 @dataclass(slots=True, eq=False)
 class Lease:
-    """One claim as the renewer sees it. `until` and `lost` are written by the thread, read by the loop.
+    """One claim as the renewer sees it. `until`, `renew_at` and `lost` are written by the thread, read by the loop.
 
     Args:
         renewal: how it is renewed.
@@ -58,7 +58,7 @@ class Lease:
         claim_seq: the fence.
         until: when, by this process's clock, the lease is over unless renewed.
         stop_at: when its phase's timeout is over; renewals stop then.
-        cancel: called in the loop, once, when the claim has to end, with why.
+        cancel: called in the loop when the claim has to end, with why: once for its timeout, once for its loss.
     """
 
     renewal: Renewal
@@ -69,12 +69,22 @@ class Lease:
     cancel: Callable[[Stop], None]
     renew_at: float = 0.0
     lost: bool = False
-    told: bool = field(default=False, repr=False)
+    told: Stop | None = field(default=None, repr=False)
 
     def renewed(self, asked_at: float) -> None:
         seconds = self.renewal.lease.total_seconds()
         self.until = asked_at + seconds
         self.renew_at = asked_at + seconds / 3
+
+    def try_again_soon(self) -> None:
+        self.renew_at = boottime() + min(1.0, self.renewal.lease.total_seconds() / 6)
+
+    def tell(self, now: float) -> None:
+        """Cancel the claim's work once it is lost, or has run too long; a loss is told even after a timeout was."""
+        why = Stop.LOST if self.lost or now >= self.until else Stop.TIMEOUT if now >= self.stop_at else None
+        if why is not None and self.told not in (why, Stop.LOST):
+            self.told = why
+            self.cancel(why)
 
 
 class Renewer:
@@ -100,8 +110,7 @@ class Renewer:
             self._changed.notify()
         if self._watch is not None:
             self._watch.cancel()
-            with suppress(asyncio.CancelledError):
-                await self._watch
+            await asyncio.wait({self._watch})
         # Against a frozen server the thread cannot be joined; it is a daemon and dies with the process.
         await asyncio.to_thread(self._thread.join, 2)
 
@@ -126,14 +135,7 @@ class Renewer:
             with self._changed:
                 leases = list(self._leases)
             for lease in leases:
-                if lease.told:
-                    continue
-                if lease.lost or now >= lease.until:
-                    lease.told = True
-                    lease.cancel(Stop.LOST)
-                elif now >= lease.stop_at:
-                    lease.told = True
-                    lease.cancel(Stop.TIMEOUT)
+                lease.tell(now)
 
     # ---- in the thread
 
@@ -160,37 +162,48 @@ class Renewer:
         return max(0.01, min([*waits, 1.0]))
 
     def _renew(self, due: list[Lease]) -> None:
-        asked_at = boottime()
-        try:
-            if self._connection is None or self._connection.closed:
-                self._connection = self._connect()
-            for renewal, leases in groupby(sorted(due, key=_place), key=lambda lease: lease.renewal):
-                self._renew_phase(self._connection, renewal, list(leases), asked_at)
-        except psycopg.Error as error:
-            log.warning("leases could not be renewed, trying again", claims=len(due), error=str(error).strip())
-            self._drop_connection()
-            for lease in due:
-                lease.renew_at = boottime() + min(1.0, lease.renewal.lease.total_seconds() / 6)
+        """Renew phase by phase: one whose table is locked or broken must not cost the others their leases."""
+        for renewal, leases in groupby(sorted(due, key=_place), key=lambda lease: lease.renewal):
+            together = list(leases)
+            try:
+                self._renew_phase(renewal, together)
+            except Exception as error:  # the thread must outlive whatever happens to one phase
+                log.warning(
+                    "leases could not be renewed, trying again",
+                    table=renewal.table,
+                    phase=renewal.phase,
+                    claims=len(together),
+                    error=str(error).strip(),
+                )
+                self._drop_connection()
+                for lease in together:
+                    lease.try_again_soon()
 
-    def _renew_phase(
-        self, connection: psycopg.Connection[dict[str, Any]], renewal: Renewal, leases: list[Lease], asked_at: float
-    ) -> None:
+    def _renew_phase(self, renewal: Renewal, leases: list[Lease]) -> None:
         params: dict[str, object] = {
             **renewal.key.lists([lease.row_key for lease in leases]),
             "claim_seqs": [lease.claim_seq for lease in leases],
             "lease": renewal.lease,
         }
+        asked_at = boottime()
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        connection = self._connection
         connection.execute(BEGIN, prepare=False)
         renewed = {row["claim_seq"] for row in connection.execute(renewal.renew, params)}
         connection.execute("COMMIT", prepare=False)
         missing = [lease for lease in leases if lease.claim_seq not in renewed]
-        # A row somebody locks just now is skipped, not lost: only another status or fence says that it was taken.
-        held = {row["claim_seq"] for row in connection.execute(renewal.still_held, params)} if missing else set[int]()
+        held: set[int] = set()
+        if missing:
+            # A row somebody locks just now is skipped, not lost: only another status or fence says that it was taken.
+            connection.execute(BEGIN, prepare=False)
+            held = {row["claim_seq"] for row in connection.execute(renewal.still_held, params)}
+            connection.execute("COMMIT", prepare=False)
         for lease in leases:
             if lease.claim_seq in renewed:
                 lease.renewed(asked_at)
             elif lease.claim_seq in held:
-                lease.renew_at = boottime() + min(1.0, renewal.lease.total_seconds() / 6)
+                lease.try_again_soon()
             else:
                 lease.lost = True
 
@@ -211,8 +224,8 @@ def connector(
     """Return how the thread connects: like the pool, one connection, autocommit."""
 
     def connect() -> psycopg.Connection[dict[str, Any]]:
-        connection = psycopg.connect(url, autocommit=True, row_factory=dict_row, **parameters)
-        connection.prepare_threshold = prepare_threshold
-        return connection
+        return psycopg.Connection[dict[str, Any]].connect(
+            url, autocommit=True, row_factory=dict_row, prepare_threshold=prepare_threshold, **parameters
+        )
 
     return connect

@@ -8,14 +8,14 @@ lease that is over already. No UPDATE contains a volatile function.
 
 from __future__ import annotations
 
-from collections.abc import Sequence
+from collections.abc import Mapping, Sequence
 from functools import lru_cache
 from typing import Literal as OneOf
 from typing import LiteralString, TypeAlias
 
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal, Placeholder
 
-from webhooks.db import compose, named, table
+from webhooks.db import clean, compose, named, table
 from webhooks.phase import Key, Phase
 
 Which: TypeAlias = OneOf["any", "fresh", "tried", "last chance"]
@@ -59,6 +59,11 @@ RECORD_DECISION = compose(
 )
 
 
+def column_params(columns: Mapping[str, object]) -> dict[str, object]:
+    """Return the parameters `set_<column>` of columns to write; text is rid of what PostgreSQL cannot store."""
+    return {f"set_{column}": clean(value) if isinstance(value, str) else value for column, value in columns.items()}
+
+
 class Statements:
     """The statements of one gate over one table.
 
@@ -88,6 +93,7 @@ class Statements:
             for column, param in zip(key.columns, key.names(), strict=True)
         )
         self.key_list = SQL(", ").join(map(SQL, key.columns))
+        self.key_of_t = SQL(", ").join(SQL("t.{}").format(SQL(column)) for column in key.columns)
         self.key_text = SQL(" || '/' || ").join(SQL("{}::text").format(SQL(column)) for column in key.columns)
 
     def same_key(self, left: LiteralString, right: LiteralString) -> Composable:
@@ -96,14 +102,27 @@ class Statements:
         )
 
     def among(self) -> Composable:
-        """The rows whose keys were passed as lists, one list a key column."""
-        params = SQL(", ").join(SQL("%({})s").format(SQL(param)) for param in self.key.names())
-        if len(self.key.columns) == 1:
-            return SQL("{} = ANY({})").format(self.key_list, params)
-        return SQL("({}) IN (SELECT * FROM unnest({}))").format(self.key_list, params)
+        """The rows whose keys were passed as lists, one list a key column.
+
+        Of several columns each is compared by itself, because only the column gives a list of text its type; what
+        else the WHERE says (a fence, `key_text`) leaves out the combinations nobody meant.
+        """
+        return SQL(" AND ").join(
+            SQL("{} = ANY({})").format(SQL(column), Placeholder(param))
+            for column, param in zip(self.key.columns, self.key.names(), strict=True)
+        )
 
     def fence(self, phase: Phase) -> Composable:
-        return SQL("{} AND status = {} AND claim_seq = %(claim_seq)s").format(self.is_key, Literal(phase.claimed))
+        """Our row while it is ours. A claim made by hand has no lease, and the number of the row's last claim."""
+        return SQL("{} AND status = {} AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL").format(
+            self.is_key, Literal(phase.claimed)
+        )
+
+    def fences(self, phase: Phase) -> Composable:
+        """The same for many rows at once."""
+        return SQL("status = {} AND claim_seq = ANY(%(claim_seqs)s) AND lease_until IS NOT NULL").format(
+            Literal(phase.claimed)
+        )
 
     def _take(self, phase: Phase) -> Composable:
         return SQL(
@@ -144,6 +163,8 @@ class Statements:
             guards.append(SQL(" AND not_before <= %(due_by)s"))
         if known:
             guards.append(SQL(" AND {}").format(self.among()))
+            if len(self.key.columns) > 1:
+                guards.append(SQL(" AND {} = ANY(%(keys)s)").format(self.key_text))
         return compose(
             "WITH due AS MATERIALIZED (\n"
             "    SELECT {key_list} FROM {table} AS t\n"
@@ -178,7 +199,7 @@ class Statements:
         return compose(
             "WITH mine AS MATERIALIZED (\n"
             "    SELECT {key_list} FROM {table}\n"
-            "    WHERE {among} AND status = {claimed} AND claim_seq = ANY(%(claim_seqs)s)\n"
+            "    WHERE {among} AND {fences}\n"
             "    ORDER BY {key_list} FOR NO KEY UPDATE SKIP LOCKED\n"
             ")\n"
             "UPDATE {table} AS t SET lease_until = statement_timestamp() + %(lease)s\n"
@@ -187,6 +208,7 @@ class Statements:
             key_list=self.key_list,
             table=self.table,
             among=self.among(),
+            fences=self.fences(phase),
             claimed=Literal(phase.claimed),
             same_key=self.same_key("t", "mine"),
         )
@@ -194,10 +216,10 @@ class Statements:
     def still_held(self, phase: Phase) -> bytes:
         """Read, without a lock, which of our claims a renewal skipped but nobody took."""
         return compose(
-            "SELECT claim_seq FROM {table} WHERE {among} AND status = {claimed} AND claim_seq = ANY(%(claim_seqs)s)",
+            "SELECT claim_seq FROM {table} WHERE {among} AND {fences}",
             table=self.table,
             among=self.among(),
-            claimed=Literal(phase.claimed),
+            fences=self.fences(phase),
         )
 
     def hold(self, phase: Phase) -> bytes:
@@ -256,8 +278,8 @@ class Statements:
         """Undo claims of ours whose answer was lost: as if they had not been made."""
         return compose(
             "WITH given AS (\n"
-            "    UPDATE {table} AS t SET status = {ready}, claimed_from = NULL, attempt_count = attempt_count - 1,\n"
-            "        {cleared}\n"
+            "    UPDATE {table} AS t SET status = {ready}, claimed_from = NULL,\n"
+            "        attempt_count = greatest(attempt_count - 1, 0), {cleared}\n"
             "    WHERE status = {claimed} AND claim_seq >= %(fence)s AND claim_seq < %(fence)s + %(count)s\n"
             "    RETURNING claim_seq\n"
             ")\n"
@@ -313,12 +335,13 @@ class Statements:
             "    claimed_at = statement_timestamp(), claimed_by = coalesce(t.claimed_by, 'somebody by hand'),\n"
             "    claim_seq = NULL\n"
             "FROM bare WHERE {same_key} AND t.status = {claimed} AND t.lease_until IS NULL\n"
-            "RETURNING t.status",
+            "RETURNING {key_of_t}, t.status",
             key_list=self.key_list,
             table=self.table,
             claimed=Literal(phase.claimed),
             ready=Literal(phase.ready),
             same_key=self.same_key("t", "bare"),
+            key_of_t=self.key_of_t,
         )
 
     def exhausted(self, phase: Phase) -> bytes:
@@ -331,12 +354,13 @@ class Statements:
             "UPDATE {table} AS t SET status = {escalated}, claimed_from = {ready},\n"
             "    last_error = coalesce(t.last_error, 'no attempt is left')\n"
             "FROM spent WHERE {same_key} AND t.status = {ready} AND t.attempt_count >= t.max_attempts\n"
-            "RETURNING t.status",
+            "RETURNING {key_of_t}, t.status",
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
             escalated=self.escalated,
             same_key=self.same_key("t", "spent"),
+            key_of_t=self.key_of_t,
         )
 
     @lru_cache(maxsize=256)  # noqa: B019

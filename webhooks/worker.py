@@ -6,9 +6,7 @@ import asyncio
 from collections.abc import Iterable
 from typing import Any
 
-import psycopg
 import structlog
-from psycopg_pool import PoolTimeout
 
 from webhooks import observe
 from webhooks.apply import apply
@@ -77,10 +75,11 @@ class Worker:
     def alive(self) -> bool:
         """Whether every lane has been at work lately."""
         now = asyncio.get_running_loop().time()
+        lately = DEAD_AFTER_S + self._pool.settings.poll_s
         return (
             bool(self._tasks)
             and all(not task.done() for task in self._tasks)
-            and all(now - lane.seen_at < DEAD_AFTER_S or lane.running for lane in self._lanes.values())
+            and all(now - lane.seen_at < lately or lane.running for lane in self._lanes.values())
         )
 
     def start(self) -> None:
@@ -119,7 +118,7 @@ class Worker:
             for gate, phase in self._swept:
                 try:
                     moved = await gate.sweep(self._pool, phase.claimed)
-                except (psycopg.Error, PoolTimeout) as error:
+                except Exception as error:  # whatever it is, the next phase is swept, and this one later
                     log.warning("cannot sweep, trying again", table=gate.table, error=str(error).strip())
                     continue
                 observe.SWEPT.labels(gate.table, phase.claimed).inc(moved)

@@ -44,14 +44,14 @@ REPOSITORY_NAME = "Codertocat/Hello-World"
 @asynccontextmanager
 async def standin(
     *,
-    directory: Path = Path(".webhooks/standin"),
+    directory: Path | None = None,
     port: int = 3200,
     delay: timedelta = timedelta(seconds=2),
 ) -> AsyncGenerator[None]:
     """Serve the stand-in, with the flow's settings pointing at it where they are not set already.
 
     Args:
-        directory: where it keeps its repository and its memory.
+        directory: where it keeps its repository and its memory; `standin` in `WEBHOOKS_HOME` by default.
         port: where it listens on 127.0.0.1; any other port where this one is taken.
         delay: how long its people take to act.
 
@@ -60,7 +60,7 @@ async def standin(
     """
     if shutil.which("git") is None:
         raise click.ClickException("the stand-in and the patch flow need the program git: install it and start again")
-    home = made(directory)
+    home = made(directory or Path(os.environ.get("WEBHOOKS_HOME") or ".webhooks") / "standin")
     repository = Repository(home / "repository.git")
     await repository.prepare()
     sock = listen(port)

@@ -9,5 +9,5 @@ import json
 import sys
 
 if __name__ == "__main__":
-    name = json.load(sys.stdin)["name"]
+    name = json.load(sys.stdin.buffer)["name"]
     json.dump({"questions": [f"What should “{name}” come to?"]} if "?" in name else {}, sys.stdout)

@@ -46,7 +46,7 @@ def sign(source: str, content: bytes) -> str | None:
     name = f"WEBHOOKS_SECRET_{source.upper()}"
     secret = os.environ.get(name, "").split(",")[0].strip()
     if not secret and (file := os.environ.get(f"{name}_FILE")):
-        secret = Path(file).read_text().removesuffix("\n")
+        secret = Path(file).read_text().removesuffix("\n").removesuffix("\r")
     return hmac.new(secret.encode(), content, hashlib.sha256).hexdigest() if secret else None
 
 

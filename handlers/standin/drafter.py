@@ -15,20 +15,21 @@ from typing import Any
 
 def draft(story: dict[str, Any], before: list[str], now: datetime) -> str:
     """A diff that adds a note about the story: its name, what it says, and what was asked and answered."""
-    note = [f"# {story['name']}", story.get("description") or "", f"Drafted on {now:%Y-%m-%d at %H:%M:%S} UTC."]
+    parts = [f"# {story['name']}", story.get("description"), f"Drafted on {now:%Y-%m-%d at %H:%M:%S} UTC."]
     if story.get("answer"):
-        note += [f"Asked: {story.get('question')}", f"Answered: {story['answer']}"]
-    after = before + [f"{line}\n" for part in note if part for line in (*part.splitlines(), "")]
+        parts += [f"Asked: {story.get('question')}", f"Answered: {story['answer']}"]
+    note = "\n\n".join("\n".join(part.splitlines()) for part in parts if part)
+    after = [*before, *(["\n"] if before else []), *(f"{line}\n" for line in note.split("\n"))]
     path = f"notes/sc-{story['id']}.md"
     old = f"a/{path}" if before else "/dev/null"
     return "".join(difflib.unified_diff(before, after, old, f"b/{path}"))
 
 
 def main() -> None:
-    story = json.load(sys.stdin)
+    story = json.load(sys.stdin.buffer)
     note = Path("notes") / f"sc-{story['id']}.md"
-    before = note.read_text().splitlines(keepends=True) if note.exists() else []
-    sys.stdout.write(draft(story, before, datetime.now(UTC)))
+    before = note.read_text(encoding="utf-8").splitlines(keepends=True) if note.exists() else []
+    sys.stdout.buffer.write(draft(story, before, datetime.now(UTC)).encode())
 
 
 if __name__ == "__main__":

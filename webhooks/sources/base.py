@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, overload
 
 from pydantic import BaseModel
@@ -68,7 +69,7 @@ class Source(ABC):
         self.name = name
         self.handlers: dict[str, Handler] = {}
 
-    @property
+    @cached_property
     def kept_headers(self) -> frozenset[str]:
         """The names of the headers that are stored; all others are dropped, credentials and cookies among them."""
         return _ALWAYS_KEPT | self.recipe.headers | self.event_headers

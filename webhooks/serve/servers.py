@@ -1,0 +1,87 @@
+"""HTTP servers of one process: sockets bound by us, and several uvicorn servers beside each other."""
+
+from __future__ import annotations
+
+import asyncio
+import errno
+import socket
+from collections.abc import AsyncGenerator, Generator
+from contextlib import asynccontextmanager, contextmanager
+
+import uvicorn
+from starlette.types import ASGIApp
+
+from webhooks.errors import ConfigurationError
+
+BACKLOG = 2048
+# A request has its answer within three seconds of its last byte; whoever is still sending then is cut off.
+LEAVE_WITHIN_S = 5
+
+
+def listen(host: str, port: int, option: str) -> socket.socket:
+    """Return a socket that listens already, so that a port that is taken is known before anything else is started.
+
+    Args:
+        host: an address or name of this machine.
+        port: 0 for any free one.
+        option: the option that chooses another port, for the message.
+
+    Raises:
+        ConfigurationError: the port is taken, or the address is not ours.
+    """
+    family = socket.AF_INET6 if ":" in host else socket.AF_INET
+    try:
+        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+    except OSError as error:
+        if error.errno == errno.EADDRINUSE:
+            raise ConfigurationError(
+                f"port {port} on {host} is taken: stop what listens there, or choose another with {option}"
+            ) from None
+        reason = error.strerror or str(error)
+        raise ConfigurationError(f"cannot listen on {host}, port {port}: {reason}") from None
+
+
+def url_of(sock: socket.socket) -> str:
+    """Return where a socket is reached, with the port it really has."""
+    host, port = sock.getsockname()[:2]
+    host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
+    return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
+
+
+class _Server(uvicorn.Server):
+    """One of several servers: the signals belong to the process."""
+
+    @contextmanager
+    def capture_signals(self) -> Generator[None]:
+        yield
+
+
+@asynccontextmanager
+async def serving(app: ASGIApp, sock: socket.socket, name: str) -> AsyncGenerator[asyncio.Task[None]]:
+    """Answer on a socket while the block runs; then take no more connections, and let running requests end.
+
+    Yields:
+        The server's task: it ends before the block does only when something is wrong.
+    """
+    config = uvicorn.Config(
+        app,
+        loop="none",
+        http="httptools",
+        ws="none",
+        lifespan="off",
+        log_config=None,
+        access_log=False,
+        server_header=False,
+        # The peer's own address decides who may use the control plane, whatever a header says.
+        proxy_headers=False,
+        backlog=BACKLOG,
+        timeout_graceful_shutdown=LEAVE_WITHIN_S,
+    )
+    server = _Server(config)
+    task = asyncio.create_task(server.serve(sockets=[sock]), name=name)
+    try:
+        yield task
+    finally:
+        server.should_exit = True
+        await asyncio.wait({task})
+        sock.close()

@@ -1,0 +1,106 @@
+"""A connection whose owner cannot wait: work on it that is not done in time is given up, and the connection with it.
+
+No time-out around a driver's call does that: against a frozen server the driver first asks it to cancel the statement,
+which takes many seconds. So the socket is shut, which ends at once whatever waits on it.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import socket
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
+from typing import Any
+
+import psycopg
+from psycopg import AsyncConnection
+from psycopg.rows import dict_row
+
+from webhooks.db import Connection
+from webhooks.errors import Unavailable
+from webhooks.pool import Pool, connection_parameters
+
+GIVES_UP_WITHIN_S = 0.1
+
+
+class Wire:
+    """One connection outside the pool, made again by its owner when it was lost.
+
+    Args:
+        pool: whose address and settings it takes.
+
+    Attributes:
+        failure: what last went wrong.
+    """
+
+    def __init__(self, pool: Pool) -> None:
+        self.failure = ""
+        self._pool = pool
+        self._connection: Connection | None = None
+
+    @property
+    def up(self) -> bool:
+        """Whether there is a connection, as far as is known."""
+        return self._connection is not None and not self._connection.closed
+
+    async def connect(self, within_s: float) -> bool:
+        """Connect anew, and return whether that succeeded in time."""
+        await self.close()
+        try:
+            async with asyncio.timeout(within_s):
+                self._connection = await AsyncConnection[dict[str, Any]].connect(
+                    self._pool.url,
+                    autocommit=True,
+                    row_factory=dict_row,
+                    prepare_threshold=self._pool.prepare_threshold,
+                    **connection_parameters(self._pool.url),
+                )
+        except Exception as error:  # a wrong address as much as a server that is away
+            self.failure = _told(error)
+        return self.up
+
+    async def run(self, work: Callable[[Connection], Awaitable[None]], within_s: float) -> BaseException | None:
+        """Do some work on the connection; return what went wrong, `Unavailable` when it was not done in time."""
+        connection = self._connection
+        if connection is None:
+            return Unavailable(self.failure)
+        task = asyncio.ensure_future(work(connection))
+        task.add_done_callback(_looked_at)
+        try:
+            await asyncio.wait({task}, timeout=max(within_s, 0))
+        finally:
+            if not task.done():
+                _shut(connection)
+        error = task.exception() if task.done() else await self._given_up(task)
+        if error is not None:
+            self.failure = _told(error)
+        return error
+
+    async def _given_up(self, task: asyncio.Future[None]) -> BaseException | None:
+        await asyncio.wait({task}, timeout=GIVES_UP_WITHIN_S)
+        if task.done() and task.exception() is None:
+            return None
+        task.cancel()
+        self._connection = None
+        return Unavailable("it did not answer in time")
+
+    async def close(self) -> None:
+        connection, self._connection = self._connection, None
+        if connection is not None:
+            await connection.close()
+
+
+def _shut(connection: Connection) -> None:
+    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
+        end.shutdown(socket.SHUT_RDWR)
+
+
+def _looked_at(task: asyncio.Future[None]) -> None:
+    """Read how work ended though nobody may wait for it any more, so that asyncio does not complain of it."""
+    if not task.cancelled():
+        task.exception()
+
+
+def _told(error: BaseException) -> str:
+    return str(error).strip() or type(error).__name__
