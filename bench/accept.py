@@ -16,6 +16,7 @@ import asyncio
 import hashlib
 import hmac
 import json
+import logging
 import multiprocessing
 import os
 import platform
@@ -41,6 +42,7 @@ from webhooks.delivery import Delivery
 from webhooks.embedded import embedded
 from webhooks.inbox import ACCEPT, MAX_ATTEMPTS, Accepted
 from webhooks.migrate import migrate
+from webhooks.observe import configure_logging
 from webhooks.receiver import Receiver
 
 SECRET = "bench-secret"  # noqa: S105 - of this run only
@@ -107,6 +109,7 @@ async def serve(variant: str, url: str, ready: Pipe) -> None:
 
 
 def server_process(variant: str, url: str, ready: Pipe) -> None:
+    configure_logging(level=logging.WARNING)
     uvloop.run(serve(variant, url, ready))
 
 

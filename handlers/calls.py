@@ -13,9 +13,11 @@ from __future__ import annotations
 
 import math
 import re
+import ssl
 from collections.abc import Mapping
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
+from functools import cache
 from typing import Any
 
 import httpx
@@ -26,6 +28,12 @@ TIMEOUT = httpx.Timeout(20, connect=5)
 RATE_LIMIT_PAUSE = timedelta(seconds=60)
 """How long a 429 without Retry-After asks to wait: Shortcut counts 200 requests a minute and names no time."""
 LONGEST_PAUSE = timedelta(hours=1)
+
+
+@cache
+def tls() -> ssl.SSLContext:
+    """What clients verify servers with: made once, because loading the authorities blocks the loop for a while."""
+    return httpx.create_ssl_context()
 
 
 class ProviderFailed(Exception):

@@ -113,10 +113,17 @@ def remote(now: Settings) -> str:
 
 
 def credentials(now: Settings) -> dict[str, str]:
-    """The environment that lets git in: our token, for GitHub's own host and no other."""
-    if now.github_token is None:
+    """The environment that lets git in: our token, for GitHub's own host and no other.
+
+    Raises:
+        Escalate: the repository is GitHub's, and there is no token.
+    """
+    token = now.github_token
+    if now.repository is None:
+        token = needed(token, "WEBHOOKS_GITHUB_TOKEN", "git fetches and pushes with it")
+    if token is None:
         return {}
-    basic = base64.b64encode(f"x-access-token:{now.github_token.get_secret_value()}".encode()).decode()
+    basic = base64.b64encode(f"x-access-token:{token.get_secret_value()}".encode()).decode()
     return {
         "GIT_CONFIG_COUNT": "1",
         "GIT_CONFIG_KEY_0": "http.https://github.com/.extraHeader",

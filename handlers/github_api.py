@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 from pydantic import TypeAdapter
 
-from handlers.calls import TIMEOUT, call
+from handlers.calls import TIMEOUT, call, tls
 from handlers.models import PullRequest
 from handlers.settings import needed, settings
 
@@ -32,7 +32,7 @@ async def github_api() -> AsyncGenerator[GitHubApi]:
         "X-GitHub-Api-Version": "2022-11-28",
         "User-Agent": "webhooks-patch-flow",
     }
-    async with httpx.AsyncClient(base_url=now.github_api, headers=headers, timeout=TIMEOUT) as http:
+    async with httpx.AsyncClient(base_url=now.github_api, headers=headers, timeout=TIMEOUT, verify=tls()) as http:
         yield GitHubApi(http, repository)
 
 

@@ -63,6 +63,7 @@ async def clarify(session: PatchSession, claim: Claim[PatchSession]) -> Done:
 
 @shortcut.on("story-comment.create", model=CommentEvent)
 async def answer(event: Event[CommentEvent], tx: Transaction) -> None:
+    """A person's first word after the question moves the session on; the drafter reads later ones with the story."""
     comment = event.data
     if comment.story_id is None or not comment.text:
         raise Ignore("not a comment with text on a story")
@@ -70,9 +71,10 @@ async def answer(event: Event[CommentEvent], tx: Transaction) -> None:
         raise Ignore("our own comment")
     answered = {"answer": comment.text, "answered_by": comment.author_id}
     moved = await sessions.advance(tx, comment.story_id, "asked", "clarified", **answered)
-    if not moved and moved.found is None:
-        raise Ignore(f"no session for story {comment.story_id}")
-    if not moved:  # the question may be on the story already, and its phase not yet done
+    if not moved:
+        if moved.found is None:
+            raise Ignore(f"no session for story {comment.story_id}")
+        # The question may be on the story already while its phase is not yet done.
         raise Park(sessions, comment.story_id, while_in=("received", "clarifying"))
     if await older_than_the_question(event, comment, tx):
         raise Ignore("older than the question")  # which takes the move back
@@ -83,12 +85,11 @@ QUESTION = "SELECT question_comment_id, asked_at FROM patch_sessions WHERE sc_id
 
 async def older_than_the_question(event: Event[CommentEvent], comment: CommentEvent, tx: Transaction) -> bool:
     """Whether the comment is the question itself or was there before it: by the event's time, or by its number."""
-    session = await (await tx.execute(QUESTION, {"sc_id": comment.story_id})).fetchone()
-    if session is None or session["question_comment_id"] is None:
-        return False
-    if comment.id <= session["question_comment_id"]:
+    session = await (await tx.execute(QUESTION, {"sc_id": comment.story_id})).fetchone() or {}
+    question_id, asked_at = session.get("question_comment_id"), session.get("asked_at")
+    if question_id is not None and comment.id <= question_id:
         return True
-    return event.occurred_at is not None and event.occurred_at < session["asked_at"]
+    return event.occurred_at is not None and asked_at is not None and event.occurred_at < asked_at
 
 
 @sessions.phase(
@@ -128,11 +129,11 @@ async def open_pull_request(session: PatchSession, claim: Claim[PatchSession]) -
 async def pull_request_closed(event: Event[PullRequestEvent], tx: Transaction) -> None:
     pull_request = event.data.pull_request
     sc_id = story_of(pull_request)
-    if pull_request.merged:  # closed before, opened again, and merged in the end
+    if pull_request.merged:  # in the end: it may have been closed before, and opened again
         moved = await sessions.advance(tx, sc_id, ("in_review", "closed"), "merged", merged_at=pull_request.merged_at)
     else:
         moved = await sessions.advance(tx, sc_id, "in_review", "closed")
-    if not moved:  # GitHub was quicker than our own phase, or a person has to mend that first
+    if not moved:  # GitHub was quicker than our own phase, or a person has to mend that phase first
         raise Park(sessions, sc_id, while_in=("drafted", "opening", "escalated"))
 
 

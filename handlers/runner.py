@@ -137,10 +137,13 @@ class _Output(asyncio.SubprocessProtocol):
 
 
 def _feed(transport: asyncio.SubprocessTransport, stdin: bytes) -> None:
-    # The transport keeps what the pipe does not take yet, so neither side can wait for the other.
+    # The transport keeps what the pipe does not take yet, so neither side can wait for the other. A command that
+    # wants no input may be gone by now.
     pipe = cast(asyncio.WriteTransport, transport.get_pipe_transport(0))
-    pipe.write(stdin)
-    pipe.write_eof()
+    if not pipe.is_closing():
+        pipe.write(stdin)
+    if not pipe.is_closing():
+        pipe.write_eof()
 
 
 async def _end(transport: asyncio.SubprocessTransport, output: _Output) -> None:

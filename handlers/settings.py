@@ -37,7 +37,7 @@ class Settings(BaseSettings):
     drafter: str | None = Field(
         default=None,
         validation_alias="PATCH_DRAFTER",
-        description="Reads the story (JSON) in a checkout of the repository, prints a unified diff.",
+        description="Runs in a checkout of the repository, reads the story (JSON), prints a unified diff.",
     )
     github_repository: RepositoryName | None = Field(
         default=None,

@@ -8,7 +8,7 @@ from contextlib import asynccontextmanager
 import httpx
 from pydantic import TypeAdapter
 
-from handlers.calls import TIMEOUT, call
+from handlers.calls import TIMEOUT, call, tls
 from handlers.models import Story, StoryComment, Workflow
 from handlers.settings import needed, settings
 
@@ -27,7 +27,7 @@ async def shortcut_api() -> AsyncGenerator[ShortcutApi]:
     now = settings()
     token = needed(now.shortcut_token, "WEBHOOKS_SHORTCUT_TOKEN", "the stories are read and commented with it")
     headers = {"Shortcut-Token": token.get_secret_value()}
-    async with httpx.AsyncClient(base_url=now.shortcut_api, headers=headers, timeout=TIMEOUT) as http:
+    async with httpx.AsyncClient(base_url=now.shortcut_api, headers=headers, timeout=TIMEOUT, verify=tls()) as http:
         yield ShortcutApi(http)
 
 

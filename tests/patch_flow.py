@@ -116,10 +116,10 @@ async def put(pool: Pool, status: str, sc_id: int = 5, **columns: object) -> Non
     write = "INSERT INTO patch_sessions (sc_id, title, status) VALUES (%(sc_id)s, 'Retry failed exports', %(status)s)"
     again = "ON CONFLICT (sc_id) DO UPDATE SET status = excluded.status"
     async with pool.transaction() as tx:
-        await tx.execute(f"{write} {again}", {"sc_id": sc_id, "status": status})  # type: ignore[arg-type]
+        await tx.execute(f"{write} {again}", {"sc_id": sc_id, "status": status})
         for column, value in columns.items():
             update = f"UPDATE patch_sessions SET {column} = %(value)s WHERE sc_id = %(sc_id)s"  # noqa: S608
-            await tx.execute(update, {"sc_id": sc_id, "value": value})  # type: ignore[arg-type]
+            await tx.execute(update, {"sc_id": sc_id, "value": value})
 
 
 def texts(found: Sequence[dict[str, Any]]) -> list[tuple[str, str | None]]:

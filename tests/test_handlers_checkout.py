@@ -235,6 +235,9 @@ def test_a_directory_is_meant_from_here_and_an_address_is_left_as_it_is(
 
 
 def test_our_token_is_for_github_alone(monkeypatch: pytest.MonkeyPatch) -> None:
+    with pytest.raises(Escalate, match=r"^set WEBHOOKS_GITHUB_TOKEN: "):
+        credentials(settings())
+    monkeypatch.setenv("PATCH_REPOSITORY", "/srv/widgets.git")
     assert credentials(settings()) == {}
     monkeypatch.setenv("WEBHOOKS_GITHUB_TOKEN", "secret")
     assert credentials(settings()) == {

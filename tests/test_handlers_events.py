@@ -30,7 +30,7 @@ from handlers.patch_sessions import sessions
 from webhooks import Pool
 
 ASKED_AT = datetime(2026, 6, 12, 9, 0, tzinfo=UTC)
-QUESTION = {"question": "Which colour?", "question_comment_id": 50, "asked_at": ASKED_AT}
+QUESTION: dict[str, Any] = {"question": "Which colour?", "question_comment_id": 50, "asked_at": ASKED_AT}
 STATUSES = (
     "received",
     "clarifying",
@@ -72,6 +72,11 @@ async def test_another_label_is_ignored_and_the_reason_names_the_rule_and_what_w
     ]
     state_change = shortcut_delivery(sample("shortcut/v1_story_update_state_change.json"))
     assert texts(await deliver(pool, state_change)) == [("ignored", "label 'patch' not among those added: none")]
+
+
+async def test_a_title_that_postgres_would_refuse_opens_a_session_all_the_same(pool: Pool) -> None:
+    assert texts(await deliver(pool, labelled(title="a\0b \ud83d"))) == [("processed", None)]
+    assert (await session(pool))["title"].startswith("a")
 
 
 async def test_the_label_is_a_setting(pool: Pool, monkeypatch: pytest.MonkeyPatch) -> None:

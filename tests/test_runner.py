@@ -7,11 +7,12 @@ import json
 import os
 import select
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from datetime import timedelta
 from pathlib import Path
 
 import pytest
+import uvloop
 
 from handlers.runner import CommandFailed, inherited, run
 
@@ -76,6 +77,18 @@ async def test_what_goes_in_comes_out_however_much_larger_than_a_pipe_it_is() ->
 
 async def test_a_command_that_does_not_read_its_input_is_no_fault() -> None:
     assert await run(python("print('done')"), stdin=b"x" * 1_000_000, timeout=LONG) == b"done\n"
+
+
+@pytest.mark.parametrize("loop_factory", [asyncio.new_event_loop, uvloop.new_event_loop])
+def test_a_command_may_be_gone_before_its_input_is_written(
+    loop_factory: Callable[[], asyncio.AbstractEventLoop],
+) -> None:
+    async def many() -> None:
+        for size in (0, 1, 1_000_000) * 30:
+            assert await run(["true"], stdin=b"x" * size, timeout=LONG) == b""
+
+    with asyncio.Runner(loop_factory=loop_factory) as runner:
+        runner.run(many())
 
 
 async def test_no_shell_sees_the_arguments() -> None:

@@ -36,6 +36,8 @@ def test_every_variable_is_read_and_described(monkeypatch: pytest.MonkeyPatch) -
         "WEBHOOKS_PREPARE": "off",
         "WEBHOOKS_HOME": "/var/lib/webhooks",
         "WEBHOOKS_CONTROL_TOKEN": "token",
+        "WEBHOOKS_CONTROL_HOSTS": "hooks.internal, hooks",
+        "WEBHOOKS_LOG_LEVEL": "debug",
         "WEBHOOKS_MAX_BODY_MIB": "3",
         "WEBHOOKS_LEASE_S": "0.5",
         "WEBHOOKS_POLL_S": "2",
@@ -56,6 +58,7 @@ def test_every_variable_is_read_and_described(monkeypatch: pytest.MonkeyPatch) -
     assert all(getattr(settings, name) != field.default for name, field in Settings.model_fields.items())
     assert settings.lease == timedelta(milliseconds=500)
     assert settings.prepare is False
+    assert settings.control_host_names == {"hooks.internal", "hooks"}
 
 
 def test_an_empty_variable_counts_as_unset(monkeypatch: pytest.MonkeyPatch) -> None:

@@ -1,24 +1,27 @@
-"""A wire to the database that a test can cut or hold, so that an answer is lost at exactly one point."""
+"""A wire to the database that a test can cut or hold, so that an answer is lost or late at exactly one point."""
 
 from __future__ import annotations
 
 import asyncio
 import tempfile
-from collections.abc import AsyncIterator
-from contextlib import asynccontextmanager, suppress
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from typing import Literal
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 PORT = "5432"
+How = Literal["cut before", "cut after", "hold"]
 
 
 class Wire:
-    """Forwards connections to the server, and loses answers on request.
+    """Forwards connections to the server.
 
     Attributes:
         url: the address that goes through the wire.
-        passes: set while anything passes; cleared, both sides wait.
+        held: set once an answer is being held.
+        freed: set to let held answers pass.
         cuts: how many connections were cut.
     """
 
@@ -26,31 +29,32 @@ class Wire:
         target = conninfo_to_dict(url)
         self._host, self._port = str(target["host"]), str(target.get("port") or PORT)
         self.url = make_conninfo(url, host=directory, port=PORT)
-        self.passes = asyncio.Event()
-        self.passes.set()
+        self.held = asyncio.Event()
+        self.freed = asyncio.Event()
         self.cuts = 0
-        self._lost: list[tuple[bytes, bool]] = []
+        self._plans: list[tuple[bytes, How]] = []
         self._serving: set[asyncio.Task[None]] = set()
 
-    def lose_answer(self, to: str, *, times: int = 1, after: bool = True) -> None:
-        """Cut the connection that sends `to`: after the server has done it, or before it hears of it."""
-        self._lost += [(to.encode(), after)] * times
+    def at(self, statement: str, how: How, *, times: int = 1) -> None:
+        """Do this with the next connection that sends a statement: cut it before the server hears of it, or after the
+        server has done it, or hold the answer."""
+        self._plans += [(statement.encode(), how)] * times
 
-    async def serve(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+    async def serve(self, from_client: asyncio.StreamReader, to_client: asyncio.StreamWriter) -> None:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
         try:
             if self._host.startswith("/"):
-                there = await asyncio.open_unix_connection(f"{self._host}/.s.PGSQL.{self._port}")
+                from_server, to_server = await asyncio.open_unix_connection(f"{self._host}/.s.PGSQL.{self._port}")
             else:
-                there = await asyncio.open_connection(self._host, int(self._port))
+                from_server, to_server = await asyncio.open_connection(self._host, int(self._port))
             try:
-                await self._join(reader, writer, *there)
+                await self._join(from_client, to_client, from_server, to_server)
             finally:
-                there[1].close()
+                to_server.close()
         finally:
-            writer.close()
+            to_client.close()
             self._serving.discard(task)
 
     async def _join(
@@ -60,27 +64,28 @@ class Wire:
         from_server: asyncio.StreamReader,
         to_server: asyncio.StreamWriter,
     ) -> None:
-        deaf = asyncio.Event()
+        now: list[How] = []
 
         async def answers() -> None:
             while data := await from_server.read(65536):
-                await self.passes.wait()
-                if deaf.is_set():
-                    self.cuts += 1
+                if now == ["cut after"]:
                     return
+                if now:
+                    self.held.set()
+                    await self.freed.wait()
+                    now.clear()
                 to_client.write(data)
                 await to_client.drain()
 
         async def asks() -> None:
             while data := await from_client.read(65536):
-                await self.passes.wait()
-                wanted = next((loss for loss in self._lost if loss[0] in data), None)
-                if wanted is not None:
-                    self._lost.remove(wanted)
-                    if not wanted[1]:
-                        self.cuts += 1
-                        return
-                    deaf.set()
+                plan = next((plan for plan in self._plans if plan[0] in data), None)
+                if plan is not None:
+                    self._plans.remove(plan)
+                    now.append(plan[1])
+                    self.cuts += plan[1] != "hold"
+                if now == ["cut before"]:
+                    return
                 to_server.write(data)
                 await to_server.drain()
 
@@ -90,18 +95,16 @@ class Wire:
         finally:
             for task in both:
                 task.cancel()
-            with suppress(ConnectionError):
-                await asyncio.gather(*both, return_exceptions=True)
+            await asyncio.gather(*both, return_exceptions=True)
 
     async def close(self) -> None:
-        self.passes.set()
         for task in list(self._serving):
             task.cancel()
         await asyncio.gather(*self._serving, return_exceptions=True)
 
 
 @asynccontextmanager
-async def wired(url: str) -> AsyncIterator[Wire]:
+async def wired(url: str) -> AsyncGenerator[Wire]:
     with tempfile.TemporaryDirectory(prefix="wire-") as directory:
         wire = Wire(url, directory)
         server = await asyncio.start_unix_server(wire.serve, Path(directory) / f".s.PGSQL.{PORT}")

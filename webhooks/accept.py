@@ -201,8 +201,8 @@ class Accepter:
             if copies:
                 found = await inbox.find(tx, copies)
                 wanted = [copy.id for key, copy in found.items() if self._has_handler_now(arrivals[key], copy)]
-                rearmed = await inbox.rearm(tx, copies, wanted)
                 await inbox.nudge(tx, copies)
+                rearmed = await inbox.rearm(tx, copies, wanted)
         self._on_moved([*(Ready(inbox.inbox.table, "applying", id_) for id_ in new.values()), *tx.moved])
         for waiting in group:
             key = identity(waiting.delivery)

@@ -20,7 +20,7 @@ from webhooks import effects
 from webhooks.db import Ready, Transaction, clean, finished
 from webhooks.errors import Escalate, LostClaim, Snooze
 from webhooks.outcome import Outcome, Release, Stop, release_for
-from webhooks.phase import GATE_COLUMNS, Done, Key, Phase
+from webhooks.phase import GATE_COLUMNS, Done, Key, Phase, check_columns
 from webhooks.pool import Pool
 from webhooks.renewer import Lease, Renewal, boottime
 from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, Statements, column_params
@@ -123,8 +123,9 @@ class Claim(Generic[Row]):
         """Return what a phase returns: the done status (may be left out when there is one) and columns to write.
 
         Raises:
-            ConfigurationError: the status is not one of the phase's.
+            ConfigurationError: the status is not one of the phase's, or a column is the gate's own.
         """
+        check_columns(self._owned.table, columns)
         return Done(self._owned.phase.ending(status), columns)
 
     async def complete(self, status: str | None = None, /, **columns: object) -> None:

@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
-from collections.abc import AsyncGenerator, Generator, Mapping
+from collections.abc import AsyncGenerator, Generator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import TYPE_CHECKING
@@ -63,12 +63,12 @@ class EmbeddedServer:
         """
         try:
             self.home.mkdir(mode=0o700, parents=True, exist_ok=True)
-            server = _postmaster(self.home / "postgres", self._settings)
             with self._locked():
+                server = self._server = _postmaster(self.home / "postgres", self._settings)
                 self._users = _lock_file(self.home / "postgres.users")
                 fcntl.flock(self._users, fcntl.LOCK_SH)
-                self._server = server
                 server.initialise()
+                self._report(server.opened)
                 server.ensure_running(RECOVERY_S)
         except OSError as error:
             self.close()
@@ -76,10 +76,7 @@ class EmbeddedServer:
         except BaseException:
             self.close()
             raise
-        self.url, self.opened = server.url, tuple(server.opened)
-        if self.opened:
-            opened = [str(directory) for directory in self.opened]
-            log.warning("opened directories so that PostgreSQL's own user can pass through them", directories=opened)
+        self.url = server.url
         return self.url
 
     def close(self) -> None:
@@ -132,6 +129,12 @@ class EmbeddedServer:
                 raise ConfigurationError(f"{server.data} was removed while it was in use")
             server.ensure_running(ANSWER_S)
         log.warning("the embedded PostgreSQL was gone and runs again", url=self.url)
+
+    def _report(self, opened: Sequence[Path]) -> None:
+        self.opened = tuple(opened)
+        if opened:
+            directories = [str(directory) for directory in opened]
+            log.warning("opened directories so that PostgreSQL's own user can pass through", directories=directories)
 
     @contextmanager
     def _locked(self) -> Generator[None]:

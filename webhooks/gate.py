@@ -24,6 +24,7 @@ from webhooks.phase import (
     Key,
     Moved,
     Phase,
+    check_columns,
     checked_name,
     checked_status,
 )
@@ -210,7 +211,7 @@ class Gate(Generic[Row]):
         Returns:
             Whether the row is new.
         """
-        self._check_columns(columns)
+        check_columns(self.table, columns)
         status = to or next(iter(self.phases.values())).ready
         self._check_target(status)
         entered = self.entered(status)
@@ -234,7 +235,7 @@ class Gate(Generic[Row]):
         Returns:
             Whether it moved, and the status seen where it did not.
         """
-        self._check_columns(columns)
+        check_columns(self.table, columns)
         self._check_target(to)
         statuses = (from_,) if isinstance(from_, str) else from_
         entered = self.entered(to)
@@ -276,11 +277,6 @@ class Gate(Generic[Row]):
     def label(self, key: object) -> str:
         """Return a row as people name it: `table:key`."""
         return f"{self.table}:{self.key.text(key)}"
-
-    def _check_columns(self, columns: Mapping[str, object]) -> None:
-        own = sorted(set(columns) & set(GATE_COLUMNS))
-        if own:
-            raise ConfigurationError(f"{self.table}: {', '.join(own)} is the gate's own, it cannot be written")
 
     def _check_target(self, status: str) -> None:
         if status in self.phases:

@@ -184,9 +184,13 @@ class Lane:
             except asyncio.CancelledError:
                 log.info("interrupted")
             except LostClaim as lost:
+                observe.LEASE_LOSSES.labels(self.gate.table, self.phase).inc()
                 log.warning("lost", reason=str(lost))
             except Exception as error:  # it is recorded in the row and in attempts; the worker goes on
                 log.warning("failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+            else:
+                if claim.outcome == "done":
+                    log.info("completed")
             observe.OUTCOMES.labels(self.gate.table, self.phase, claim.outcome or "lost").inc()
             self._on_moved(claim.moved)
 
@@ -198,11 +202,7 @@ class Lane:
         except BaseException as error:
             raise RuntimeError(f"the handler raised {error!r}, which would have ended the worker") from error
 
-    async def drain(self, within_s: float, settle_s: float) -> None:
-        """Let what runs end; past `within_s` seconds cancel it, and give it `settle_s` to be released."""
-        if self.running:
-            await asyncio.wait(self.running, timeout=within_s)
+    def cut(self) -> None:
+        """Cancel what runs, because the worker is stopping: its rows go back uncharged."""
         for claim in list(self.running.values()):
             claim.stop(Stop.DRAIN)
-        if self.running:
-            await asyncio.wait(self.running, timeout=settle_s)

@@ -12,9 +12,11 @@ import sys
 from typing import Any
 
 import structlog
-from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram
+from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
+from structlog.typing import Processor
 
 REGISTRY = CollectorRegistry()
+ProcessCollector(registry=REGISTRY)
 
 DELIVERIES = Counter(
     "webhooks_deliveries", "Deliveries answered, by source and outcome.", ("source", "outcome"), registry=REGISTRY
@@ -35,40 +37,67 @@ CLAIMS = Counter(
     registry=REGISTRY,
 )
 OUTCOMES = Counter("webhooks_outcomes", "How claims ended, by phase.", ("table", "phase", "outcome"), registry=REGISTRY)
+LEASE_LOSSES = Counter(
+    "webhooks_lease_losses",
+    "Claims whose row was somebody else's before their work had ended, by phase.",
+    ("table", "phase"),
+    registry=REGISTRY,
+)
 SWEPT = Counter("webhooks_swept", "Rows freed or escalated by the sweep.", ("table", "phase"), registry=REGISTRY)
+
 BACKLOG = Gauge("webhooks_backlog", "Rows waiting, by phase.", ("table", "phase"), registry=REGISTRY)
+PARKED = Gauge(
+    "webhooks_parked", "Deliveries that wait for their row to move on.", ("table", "phase"), registry=REGISTRY
+)
 OLDEST_SECONDS = Gauge(
     "webhooks_oldest_seconds",
-    "How long the row that has been due for longest waits.",
+    "How long the row that has been due for longest waits; 0 when none is due.",
     ("table", "phase"),
     registry=REGISTRY,
 )
 IN_PROGRESS = Gauge("webhooks_in_progress", "Rows claimed, by phase.", ("table", "phase"), registry=REGISTRY)
-ESCALATED = Gauge("webhooks_escalated", "Rows a person has to decide about, by table.", ("table",), registry=REGISTRY)
+ESCALATED = Gauge(
+    "webhooks_escalated", "Rows a person has to decide about, by phase.", ("table", "phase"), registry=REGISTRY
+)
+DATABASE_UP = Gauge("webhooks_database_up", "Whether the database answered just now.", registry=REGISTRY)
 
 
 def configure_logging(*, json: bool | None = None, level: int = logging.INFO) -> None:
     """Send log lines to standard error: for people on a terminal, as JSON elsewhere.
 
+    Those of libraries, which use the standard library's logging, come out in the same form from `WARNING` on.
+
     Args:
         json: JSON or not; None looks whether standard error is a terminal.
-        level: the lowest level shown.
+        level: the lowest level of ours shown.
     """
     as_json = not sys.stderr.isatty() if json is None else json
-    renderer: Any = (
-        structlog.processors.JSONRenderer()
+    told: list[Processor] = [
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.processors.TimeStamper(fmt="iso", utc=True),
+    ]
+    written: list[Processor] = (
+        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
         if as_json
-        else structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)
+        else [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
     )
     structlog.configure(
-        processors=[
-            structlog.contextvars.merge_contextvars,
-            structlog.processors.add_log_level,
-            structlog.processors.TimeStamper(fmt="iso", utc=True),
-            *([structlog.processors.format_exc_info] if as_json else []),
-            renderer,
-        ],
+        processors=[*told, *written],
         wrapper_class=structlog.make_filtering_bound_logger(level),
         logger_factory=structlog.PrintLoggerFactory(sys.stderr),
         cache_logger_on_first_use=True,
     )
+    handler = logging.StreamHandler(sys.stderr)
+    handler.setFormatter(
+        structlog.stdlib.ProcessorFormatter(
+            foreign_pre_chain=[*told, _name_logger],
+            processors=[structlog.stdlib.ProcessorFormatter.remove_processors_meta, *written],
+        )
+    )
+    logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
+
+
+def _name_logger(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    record = event.get("_record")
+    return event if record is None else {**event, "logger": record.name}

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Coroutine, Mapping
+from collections.abc import Callable, Coroutine, Iterable, Mapping
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias, cast
@@ -48,6 +48,17 @@ GATE_COLUMNS: tuple[LiteralString, ...] = (
     "lease_until",
     "last_error",
 )
+
+
+def check_columns(table: str, columns: Iterable[str]) -> None:
+    """Refuse to write what only claims and moves write.
+
+    Raises:
+        ConfigurationError: one of the columns is the gate's own.
+    """
+    own = sorted(set(columns) & set(GATE_COLUMNS))
+    if own:
+        raise ConfigurationError(f"{table}: {', '.join(own)} is the gate's own, it cannot be written")
 
 
 @dataclass(frozen=True, slots=True)

@@ -193,6 +193,7 @@ class Postmaster:
                 text=True,
                 errors="replace",
                 timeout=within_s,
+                start_new_session=True,  # Ctrl-C is ours to answer: it must not cut short a start or a stop
                 **identity,
             )
         except subprocess.TimeoutExpired:

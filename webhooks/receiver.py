@@ -7,9 +7,11 @@ body, and never a computed signature.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Callable, Mapping, Sequence
+from contextlib import suppress
 from typing import Any
 
 import structlog
@@ -29,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 PREFIX = "/webhooks/"
 RETRY_AFTER_S = 5
+LINGER_S = 2.0
 ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
 
@@ -68,23 +71,26 @@ class Receiver:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             await self._other(scope, receive, send)
             return
+        body = _Body(receive)
         try:
-            status, answer = await self._take(scope, receive)
+            status, answer = await self._take(scope, body)
         except _Disconnected:
             return
+        except asyncio.CancelledError:  # only a server that stops does not wait for the rest of a request
+            status, answer = 503, {"error": "stopping"}
         except Exception as error:  # whatever it was, the sender is asked to try again
             log.error("a request could not be handled", path=scope["path"], exc_info=error)
             status, answer = 503, {"error": "unexpected"}
-        await _answer(send, status, answer)
+        await _answer(send, status, answer, unread=body if status == 413 and not body.ended else None)
 
-    async def _take(self, scope: Scope, receive: Receive) -> tuple[int, dict[str, object]]:
+    async def _take(self, scope: Scope, sent: _Body) -> tuple[int, dict[str, object]]:
         name = scope["path"][len(PREFIX) :]
         source = self._sources.get(name)
         if source is None:
             return 404, {"error": "unknown_source"}
         if scope["method"] != "POST":
             return 405, {"error": "use POST"}
-        body = await _read(receive, self._max_body_bytes)
+        body = await sent.read(self._max_body_bytes)
         if body is None:
             return self._counted(name, 413, {"error": "body_too_large", "limit_bytes": self._max_body_bytes})
         started = time.perf_counter()
@@ -104,6 +110,7 @@ class Receiver:
             return self._counted(name, 503, {"error": "unavailable", "reason": str(away)})
         observe.ACCEPT_SECONDS.observe(time.perf_counter() - started)
         observe.DELIVERIES.labels(name, accepted.status).inc()
+        log.debug(accepted.status, source=name, delivery=accepted.delivery, bytes=len(body))
         return 202 if accepted.status == "accepted" else 200, {
             "delivery": accepted.delivery,
             "status": accepted.status,
@@ -119,36 +126,53 @@ class _Disconnected(Exception):
     """The sender went away before its body was whole: nothing of it is kept."""
 
 
-async def _read(receive: Receive, limit: int) -> bytes | None:
-    """Return the body, or None as soon as it is longer than `limit` bytes, whatever its length was said to be."""
-    message = await receive()
-    if message["type"] == "http.disconnect":
-        raise _Disconnected
-    first: bytes = message.get("body", b"")
-    if not message.get("more_body", False):
-        return first if len(first) <= limit else None
-    body = bytearray(first)
-    while len(body) <= limit:
-        message = await receive()
+class _Body:
+    """The body of one request, counted as it comes, whatever its length was said to be."""
+
+    def __init__(self, receive: Receive) -> None:
+        self.ended = False
+        self._receive = receive
+
+    async def read(self, limit: int) -> bytes | None:
+        """Return the body, or None as soon as it is longer than `limit` bytes."""
+        first = await self._next()
+        if self.ended:
+            return first if len(first) <= limit else None
+        body = bytearray(first)
+        while not self.ended and len(body) <= limit:
+            body += await self._next()
+        return bytes(body) if len(body) <= limit else None
+
+    async def _next(self) -> bytes:
+        message = await self._receive()
         if message["type"] == "http.disconnect":
             raise _Disconnected
-        body += message.get("body", b"")
-        if not message.get("more_body", False):
-            return bytes(body) if len(body) <= limit else None
-    return None
+        self.ended = not message.get("more_body", False)
+        body: bytes = message.get("body", b"")
+        return body
+
+    async def drop(self) -> None:
+        """Read on for a moment: a connection closed on unread bytes is reset, and the answer lost (RFC 9112, 9.6)."""
+        with suppress(TimeoutError, _Disconnected):
+            async with asyncio.timeout(LINGER_S):
+                while not self.ended:
+                    await self._next()
 
 
-async def _answer(send: Send, status: int, answer: dict[str, object]) -> None:
+async def _answer(send: Send, status: int, answer: dict[str, object], *, unread: _Body | None) -> None:
     body = ENCODE(answer).encode()
     headers = [(b"content-type", b"application/json"), (b"content-length", str(len(body)).encode())]
     if status == 503:
         headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
     elif status == 405:
         headers.append((b"allow", b"POST"))
-    elif status == 413:
-        # The rest of the body is not read.
+    elif unread is not None:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
+    if unread is not None:
+        await send({"type": "http.response.body", "body": body, "more_body": True})
+        await unread.drop()
+        body = b""
     await send({"type": "http.response.body", "body": body})
 
 

@@ -63,7 +63,17 @@ class Settings(BaseSettings):
         default=None,
         validation_alias="WEBHOOKS_CONTROL_TOKEN",
         repr=False,
-        description="What a caller of the control plane must present, unless it is on this machine.",
+        description="What a caller of the control plane must present; without it only programs here may ask.",
+    )
+    control_hosts: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_CONTROL_HOSTS",
+        description="Names, comma-separated, by which the control plane is asked besides those of this machine.",
+    )
+    log_level: Literal["debug", "info", "warning", "error"] = Field(
+        default="info",
+        validation_alias="WEBHOOKS_LOG_LEVEL",
+        description="The lowest level of log lines shown; `debug` has one for each accepted delivery.",
     )
     max_body_mib: int = Field(
         default=26,
@@ -143,6 +153,11 @@ class Settings(BaseSettings):
     def max_body_bytes(self) -> int:
         """The largest body accepted, in bytes."""
         return self.max_body_mib * 1024 * 1024
+
+    @property
+    def control_host_names(self) -> frozenset[str]:
+        """The names of `WEBHOOKS_CONTROL_HOSTS`."""
+        return frozenset(name.strip() for name in (self.control_hosts or "").split(",") if name.strip())
 
     @property
     def lease(self) -> timedelta:

@@ -139,6 +139,8 @@ def statuses_of(predicate: str | None) -> set[str]:
     if predicate is None:
         return set()
     bare = re.sub(r"'[^']*'", "", predicate)
-    if set(re.findall(r"\w+", bare)) - {"status", "ANY", "ARRAY", "OR", "text", "character", "varying"} or "<" in bare:
+    if set(re.findall(r"\w+", bare)) - {"status", "ANY", "ARRAY", "OR", "text", "character", "varying"}:
+        return set()
+    if re.search(r"[<>!~]", bare):
         return set()
     return {status for text in re.findall(r"'([^']*)'", predicate) for status in text.strip("{}").split(",")}

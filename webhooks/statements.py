@@ -22,9 +22,10 @@ Which: TypeAlias = OneOf["any", "fresh", "tried", "last chance"]
 """Which rows of a ready status a claim may take. A row that was tried before is taken alone, so that one which kills
 its worker takes no neighbour with it; one that expired and has one attempt left, while no other such row runs here."""
 
+# A subquery for one value is looked up row by row; EXISTS may be turned into a scan of all attempts ever made.
 LAST_CHANCE: LiteralString = (
-    "(attempt_count > 0 AND attempt_count = max_attempts - 1 AND EXISTS (\n"
-    "        SELECT FROM {attempts} AS a WHERE a.claim_seq = t.claim_seq AND a.outcome = 'expired'))"
+    "(attempt_count > 0 AND attempt_count = max_attempts - 1\n"
+    "        AND coalesce((SELECT a.outcome FROM {attempts} AS a WHERE a.claim_seq = t.claim_seq), '') = 'expired')"
 )
 GUARDS: dict[Which, LiteralString] = {
     "any": "",
@@ -126,14 +127,16 @@ class Statements:
 
     def _take(self, phase: Phase) -> Composable:
         return SQL(
-            "claimed_from = {ready}, attempt_count = attempt_count + 1, claimed_by = %(claimed_by)s,\n"
-            "    claimed_at = statement_timestamp(), lease_until = statement_timestamp() + %(lease)s"
+            "claimed_from = {ready}, attempt_count = attempt_count + 1,\n"
+            "    claimed_by = %(claimed_by)s, claimed_at = statement_timestamp(),\n"
+            "    lease_until = statement_timestamp() + %(lease)s"
         ).format(ready=Literal(phase.ready))
 
     def claim(self, phase: Phase) -> bytes:
         """Claim a known row: one conditional UPDATE, and its row count is the answer."""
         return compose(
-            "UPDATE {table} SET status = {claimed}, claim_seq = %(fence)s, {take}\n"
+            "UPDATE {table} SET status = {claimed}, claim_seq = %(fence)s,\n"
+            "    {take}\n"
             "WHERE {is_key} AND status = {ready} AND attempt_count < max_attempts AND not_before <= now()\n"
             "RETURNING {columns}",
             table=self.table,
@@ -173,7 +176,8 @@ class Statements:
             "), placed AS (\n"
             "    SELECT {key_list}, row_number() OVER () AS place FROM due\n"
             "), claimed AS (\n"
-            "    UPDATE {table} AS t SET status = {claimed}, claim_seq = %(fence)s + placed.place - 1, {take}\n"
+            "    UPDATE {table} AS t SET status = {claimed}, claim_seq = %(fence)s + placed.place - 1,\n"
+            "    {take}\n"
             "    FROM placed WHERE {same_key} AND t.status = {ready}\n"
             "    RETURNING t.*\n"
             "), recorded AS (\n"

@@ -32,12 +32,15 @@ class Worker:
     Args:
         pool: the connections.
         consumer: whose events and phases are run.
+
+    Attributes:
+        bell: tells other processes of work, and hears of theirs.
     """
 
     def __init__(self, pool: Pool, consumer: Consumer) -> None:
         self._pool = pool
         self._consumer = consumer
-        self._bell = Bell(pool)
+        self.bell = Bell(pool)
         self._tasks: list[asyncio.Task[None]] = []
         turn = Turn()
         self._swept: list[tuple[Gate[Any], Phase]] = [(inbox, phase) for phase in inbox.phases.values()]
@@ -83,30 +86,39 @@ class Worker:
         )
 
     def start(self) -> None:
-        self._bell.start()
+        self.bell.start()
         self._tasks = [
             *(asyncio.create_task(lane.keep_going(), name=f"lane {lane.phase}") for lane in self._lanes.values()),
             asyncio.create_task(self._sweep(), name="sweep"),
             asyncio.create_task(self._hear(), name="hear"),
         ]
 
-    async def stop(self, drain_s: float | None = None) -> None:
-        """Stop claiming, let what runs end, and cancel what does not within the drain time."""
+    async def stop(self, drain_s: float | None = None, *, hurry: asyncio.Event | None = None) -> None:
+        """Stop claiming, let what runs end, and cancel what does not within the drain time.
+
+        Args:
+            drain_s: seconds; `WEBHOOKS_DRAIN_S` by default.
+            hurry: cuts the drain time short once it is set.
+        """
         within_s = self._pool.settings.drain_s if drain_s is None else drain_s
         for task in self._tasks:
             task.cancel()
         await asyncio.gather(*self._tasks, return_exceptions=True)
         self._tasks = []
-        await self._bell.stop()
-        running = sum(len(lane.running) for lane in self._lanes.values())
-        if running:
-            log.info("draining", running=running, seconds=within_s)
-        await asyncio.gather(*(lane.drain(within_s, SETTLE_S) for lane in self._lanes.values()))
+        await self.bell.stop()
+        running = {task for lane in self._lanes.values() for task in lane.running}
+        if not running:
+            return
+        log.info("draining", running=len(running), seconds=within_s)
+        await _ended(running, within_s, hurry)
+        for lane in self._lanes.values():
+            lane.cut()
+        await asyncio.wait(running, timeout=SETTLE_S)
 
     async def _hear(self) -> None:
         while True:
-            await self._bell.heard.wait()
-            self._bell.heard.clear()
+            await self.bell.heard.wait()
+            self.bell.heard.clear()
             for lane in self._lanes.values():
                 lane.look()
 
@@ -123,6 +135,16 @@ class Worker:
                     continue
                 observe.SWEPT.labels(gate.table, phase.claimed).inc(moved)
             await asyncio.sleep(every_s)
+
+
+async def _ended(tasks: set[asyncio.Task[None]], within_s: float, hurry: asyncio.Event | None) -> None:
+    """Wait until all tasks have ended, the time is over, or `hurry` is set."""
+    ended = asyncio.ensure_future(asyncio.wait(tasks))
+    hurried = asyncio.ensure_future((hurry or asyncio.Event()).wait())
+    await asyncio.wait({ended, hurried}, timeout=within_s, return_when=asyncio.FIRST_COMPLETED)
+    ended.cancel()
+    hurried.cancel()
+    await asyncio.gather(ended, hurried, return_exceptions=True)
 
 
 def _runs(phase: Phase) -> Any:

@@ -14,6 +14,8 @@ from typing import Any
 import httpx
 import structlog
 
+from handlers.calls import tls
+
 log = structlog.get_logger(__name__)
 
 HOOK_ID = "3200"
@@ -54,7 +56,7 @@ async def _post(source: str, content: bytes, headers: dict[str, str]) -> None:
     """Post until it is taken. GitHub itself would give up at once; the receiver here may be starting."""
     url = os.environ.get("WEBHOOKS_RECEIVER_URL", "http://127.0.0.1:8000").rstrip("/") + f"/webhooks/{source}"
     answer = "no connection"
-    async with httpx.AsyncClient(timeout=10) as http:
+    async with httpx.AsyncClient(timeout=10, verify=tls()) as http:
         for attempt in range(TRIES):
             await asyncio.sleep(attempt)
             try:

@@ -31,7 +31,13 @@ def listen(port: int) -> socket.socket:
 async def served(app: ASGIApp, sock: socket.socket) -> AsyncGenerator[None]:
     """Answer on `sock` (which is closed at the end) until the block is left."""
     config = uvicorn.Config(
-        app, lifespan="off", log_config=None, access_log=False, ws="none", timeout_graceful_shutdown=1
+        app,
+        lifespan="off",
+        ws="none",
+        log_config=None,
+        log_level="warning",
+        access_log=False,
+        timeout_graceful_shutdown=1,
     )
     server = _Server(config)
     task = asyncio.create_task(server.serve(sockets=[sock]))

@@ -43,7 +43,8 @@ def listen(host: str, port: int, option: str) -> socket.socket:
 
 def url_of(sock: socket.socket) -> str:
     """Return where a socket is reached, with the port it really has."""
-    host, port = sock.getsockname()[:2]
+    bound: tuple[str, int] = sock.getsockname()[:2]
+    host, port = bound
     host = {"0.0.0.0": "127.0.0.1", "::": "::1"}.get(host, host)  # noqa: S104 - compared, not bound
     return f"http://[{host}]:{port}" if ":" in host else f"http://{host}:{port}"
 

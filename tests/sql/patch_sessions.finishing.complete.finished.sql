@@ -1,0 +1,2 @@
+UPDATE patch_sessions SET status = 'finished', claimed_by = NULL, claimed_at = NULL, lease_until = NULL, claimed_from = NULL, last_error = NULL, not_before = statement_timestamp()
+WHERE sc_id = %(key)s AND status = 'finishing' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL

@@ -1,0 +1,106 @@
+"""Every composed statement as it runs, in `tests/sql/<table>.<phase>.<statement>.sql`.
+
+A statement of no one phase has `any` in its place. `python -m tests.sql_snapshots` writes them anew; a test compares.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any, LiteralString
+
+from handlers.patch_sessions import sessions
+from webhooks import effects, statements
+from webhooks.gate import Gate
+from webhooks.inbox import inbox
+from webhooks.phase import Phase
+
+DIRECTORY = Path(__file__).parent / "sql"
+
+# What moves a row from outside, with the columns it writes: a snapshot is of what really runs.
+OPENED: dict[str, tuple[LiteralString, ...]] = {
+    "patch_sessions": ("sc_id", "title", "story_url"),
+    "deliveries": ("source", "dedup_key", "position", "parent", "origin", "received_at", "event"),
+}
+ADVANCED: dict[str, list[tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
+    "patch_sessions": [
+        (("asked",), "clarified", ("answer", "answered_by")),
+        (("in_review", "closed"), "merged", ("merged_at",)),
+    ],
+    "deliveries": [],
+}
+COMPLETED: dict[str, tuple[str, ...]] = {
+    "asked": ("question", "question_comment_id", "asked_at"),
+    "drafted": ("patch", "base_commit"),
+    "in_review": ("pull_request_number", "pull_request_url"),
+    "processed": ("event", "reason", "parked_on", "parked_since"),
+    "ignored": ("event", "reason", "parked_on", "parked_since"),
+}
+NOTED: dict[str, tuple[str, ...]] = {"deliveries": ("event",)}
+
+
+def snapshots() -> dict[str, str]:
+    """Return every statement by the name of its file."""
+    texts = {name: statement.decode() + "\n" for gate in (sessions, inbox) for name, statement in of_gate(gate)}
+    shared = {
+        "attempts.any.record": statements.RECORD_ATTEMPT,
+        "attempts.any.close": statements.CLOSE_ATTEMPT,
+        "attempts.any.read": statements.READ_ATTEMPT,
+        "decisions.any.record": statements.RECORD_DECISION,
+        "deliveries.any.wake_parked": statements.WAKE_PARKED,
+        "effects.any.intend": effects.INTEND,
+        "effects.any.find": effects.FIND,
+        "effects.any.intend_again": effects.INTEND_AGAIN,
+        "effects.any.record": effects.RECORD,
+    }
+    return texts | {f"{name}.sql": statement.decode() + "\n" for name, statement in shared.items()}
+
+
+def of_gate(gate: Gate[Any]) -> Iterator[tuple[str, bytes]]:
+    for phase in gate.phases.values():
+        for name, statement in of_phase(gate, phase):
+            yield f"{gate.table}.{phase.claimed}.{name}.sql", statement
+    composed = gate.statements
+    first = next(iter(gate.phases.values()))
+    yield f"{gate.table}.{first.claimed}.open.sql", composed.open(first.ready, OPENED[gate.table], first)
+    for from_, to, columns in ADVANCED[gate.table]:
+        entered = gate.entered(to)
+        place = "any" if entered is None else entered.claimed
+        yield f"{gate.table}.{place}.advance.sql", composed.advance(from_, to, columns, entered)
+    yield f"{gate.table}.any.retry.sql", composed.retry(tuple(gate.phases.values()))
+    yield f"{gate.table}.any.status.sql", composed.status()
+
+
+def of_phase(gate: Gate[Any], phase: Phase) -> Iterator[tuple[str, bytes]]:
+    composed = gate.statements
+    yield "claim", composed.claim(phase)
+    yield "claim_next", composed.claim_next(phase)
+    yield "claim_next.fresh", composed.claim_next(phase, "fresh")
+    yield "claim_next.tried", composed.claim_next(phase, "tried")
+    yield "claim_next.last_chance", composed.claim_next(phase, "last chance")
+    yield "claim_next.known", composed.claim_next(phase, "fresh", known=True)
+    yield "renew", composed.renew(phase)
+    yield "still_held", composed.still_held(phase)
+    yield "hold", composed.hold(phase)
+    for status in phase.done:
+        columns = COMPLETED.get(status, ())
+        yield f"complete.{status}", composed.complete(phase, status, columns, gate.entered(status))
+    yield "release", composed.release(phase, NOTED.get(gate.table, ()))
+    yield "give_back", composed.give_back(phase)
+    yield "expire", composed.expire(phase)
+    yield "adopt", composed.adopt(phase)
+    yield "exhausted", composed.exhausted(phase)
+
+
+def write() -> None:
+    DIRECTORY.mkdir(exist_ok=True)
+    wanted = snapshots()
+    for path in DIRECTORY.glob("*.sql"):
+        if path.name not in wanted:
+            path.unlink()
+    for name, text in wanted.items():
+        (DIRECTORY / name).write_text(text, encoding="utf-8")
+
+
+if __name__ == "__main__":
+    write()

@@ -1,0 +1,97 @@
+"""The command line: its commands, the consumer's own beside them, and how errors are told."""
+
+from __future__ import annotations
+
+import os
+import sys
+from typing import Any, NoReturn
+
+import click
+import psycopg
+
+from webhooks.cli.app import app_option, examples, told
+from webhooks.cli.deliveries import deliveries
+from webhooks.cli.migrate import migrate
+from webhooks.cli.serve import serve, work
+from webhooks.cli.status import status
+from webhooks.cli.trigger import trigger
+from webhooks.errors import ConfigurationError, WebhooksError
+from webhooks.loading import DEFAULT_APP, load_consumer
+
+
+class Commands(click.Group):
+    """Ours, and those of the consumer, which is loaded only when they are asked for."""
+
+    def list_commands(self, ctx: click.Context) -> list[str]:
+        own = super().list_commands(ctx)
+        return own + sorted(self._consumers(ctx).keys() - set(own))
+
+    def get_command(self, ctx: click.Context, cmd_name: str) -> click.Command | None:
+        return super().get_command(ctx, cmd_name) or self._consumers(ctx).get(cmd_name)
+
+    def resolve_command(self, ctx: click.Context, args: list[str]) -> tuple[Any, Any, list[str]]:
+        try:
+            return super().resolve_command(ctx, args)
+        except click.UsageError as error:
+            if ctx.meta.get("webhooks.app"):  # what keeps the consumer's own commands away
+                message = f"{error.format_message()} ({ctx.meta['webhooks.app']})"
+                raise click.UsageError(message, error.ctx) from None
+            raise
+
+    def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
+        super().format_epilog(ctx, formatter)
+        if reason := ctx.meta.get("webhooks.app"):
+            formatter.write_paragraph()
+            formatter.write_text(f"No commands of your own are shown: {reason}")
+
+    def _consumers(self, ctx: click.Context) -> dict[str, click.Command]:
+        if "webhooks.app" not in ctx.meta:
+            try:
+                consumer = load_consumer(ctx.params.get("app") or os.environ.get("WEBHOOKS_APP") or DEFAULT_APP)
+            except ConfigurationError as error:
+                ctx.meta["webhooks.app"], ctx.meta["webhooks.commands"] = str(error), {}
+            else:
+                ctx.meta["webhooks.app"] = None
+                ctx.meta["webhooks.commands"] = {command.name: command for command in consumer.commands if command.name}
+        found: dict[str, click.Command] = ctx.meta["webhooks.commands"]
+        return found
+
+
+@click.group(
+    cls=Commands,
+    context_settings={"help_option_names": ["-h", "--help"]},
+    epilog=examples("webhooks serve --dev", "webhooks trigger shortcut story.update", "webhooks deliveries"),
+)
+@app_option
+@click.version_option(package_name="webhooks", prog_name="webhooks")
+def cli(app: str) -> None:
+    """A webhook consumer whose work happens once."""
+
+
+for command in (serve, work, migrate, status, deliveries, trigger):
+    cli.add_command(command)
+
+
+def main() -> None:
+    """Run the command of this process; an error is one line on standard error."""
+    try:
+        code = cli.main(prog_name="webhooks", standalone_mode=False)
+    except click.UsageError as error:
+        named = error.ctx.command_path if error.ctx is not None else "webhooks"
+        _fail(f"{error.format_message()} (see {named} --help)", error.exit_code)
+    except click.ClickException as error:
+        _fail(error.format_message(), error.exit_code)
+    except (WebhooksError, psycopg.Error) as error:
+        _fail(told(error), 1)
+    except (click.Abort, KeyboardInterrupt):
+        sys.exit(130)
+    except BrokenPipeError:
+        # Whoever read our output has seen enough. Python would complain at exit when it flushes the rest.
+        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+        sys.exit(1)
+    sys.exit(code if isinstance(code, int) else 0)
+
+
+def _fail(message: str, code: int) -> NoReturn:
+    click.echo(f"webhooks: {message}", err=True)
+    sys.exit(code)

@@ -1,0 +1,114 @@
+"""Who may use the control plane.
+
+With a token, whoever presents it. Without one, only a program on this machine that no proxy or tunnel speaks for.
+`Host` and `Origin` are checked in both cases, so that no web page can reach it through the browser of somebody here,
+its name pointed at this machine or not.
+"""
+
+from __future__ import annotations
+
+import hmac
+from collections.abc import Collection, Sequence
+from dataclasses import dataclass
+from ipaddress import IPv6Address, ip_address
+from urllib.parse import urlsplit
+
+from starlette.responses import JSONResponse
+from starlette.types import ASGIApp, Receive, Scope, Send
+
+Lines = Sequence[tuple[bytes, bytes]]
+
+ALWAYS_ALLOWED = frozenset({"localhost", "127.0.0.1", "::1"})
+OPEN_PATHS = frozenset({"/healthz"})
+"""What anybody may ask: a supervisor asks without a token and by any name, and learns nothing but that we run."""
+FORWARDED = frozenset({b"forwarded", b"x-real-ip", b"via"})
+FORWARDED_PREFIX = b"x-forwarded-"
+
+
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    status: int
+    error: str
+
+
+def refusal(lines: Lines, peer: str | None, token: str | None, hosts: Collection[str]) -> Refusal | None:
+    """Decide about one request; None lets it pass.
+
+    Args:
+        lines: its header lines, names in lower case.
+        peer: the address it comes from.
+        token: what must be presented, where one is set.
+        hosts: the names under which the control plane may be asked, in lower case and without port.
+    """
+    named = _values(lines, b"host")
+    if len(named) != 1 or _host(f"//{named[0]}") not in hosts:
+        return Refusal(421, "unknown host: name it in WEBHOOKS_CONTROL_HOSTS")
+    if any(_host(origin) not in hosts for origin in _values(lines, b"origin")):
+        return Refusal(403, "asked by a page of another origin")
+    if token is not None:
+        presented = _values(lines, b"authorization")
+        scheme, _, given = presented[0].partition(" ") if len(presented) == 1 else ("", "", "")
+        right = hmac.compare_digest(given.strip().encode("latin-1"), token.encode("utf-8", "surrogateescape"))
+        return (
+            None if right and scheme.lower() == "bearer" else Refusal(401, "present the token: Authorization: Bearer")
+        )
+    if any(name in FORWARDED or name.startswith(FORWARDED_PREFIX) for name, _ in lines):
+        return Refusal(403, "forwarded by a proxy: set WEBHOOKS_CONTROL_TOKEN and present it")
+    if not _is_loopback(peer):
+        return Refusal(403, "asked from another machine: set WEBHOOKS_CONTROL_TOKEN and present it")
+    return None
+
+
+def _values(lines: Lines, name: bytes) -> list[str]:
+    return [value.decode("latin-1") for given, value in lines if given == name]
+
+
+def _host(url: str) -> str | None:
+    try:
+        return urlsplit(url).hostname
+    except ValueError:
+        return None
+
+
+def _is_loopback(peer: str | None) -> bool:
+    try:
+        address = ip_address(peer or "")
+    except ValueError:
+        return False
+    mapped = address.ipv4_mapped if isinstance(address, IPv6Address) else None
+    return (mapped or address).is_loopback
+
+
+def _is_open(scope: Scope) -> bool:
+    # The methods that our own route answers: no other route is reached this way.
+    return scope["type"] == "http" and scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
+
+
+class Checks:
+    """Middleware that refuses who may not ask.
+
+    Args:
+        app: what is asked.
+        token: what must be presented, where one is set.
+        hosts: further names under which it may be asked.
+    """
+
+    def __init__(self, app: ASGIApp, *, token: str | None, hosts: Collection[str] = ()) -> None:
+        self._app = app
+        self._token = token
+        self._hosts = ALWAYS_ALLOWED | {host.strip("[]").lower() for host in hosts}
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket") or _is_open(scope):
+            await self._app(scope, receive, send)
+            return
+        client = scope.get("client")
+        refused = refusal(scope["headers"], client[0] if client else None, self._token, self._hosts)
+        if refused is None:
+            await self._app(scope, receive, send)
+        elif scope["type"] == "websocket":
+            await send({"type": "websocket.close", "code": 1008, "reason": refused.error})
+        else:
+            headers = {"www-authenticate": "Bearer"} if refused.status == 401 else None
+            answer = JSONResponse({"error": refused.error}, refused.status, headers)
+            await answer(scope, receive, send)

@@ -1,0 +1,240 @@
+"""What one process runs, in the order in which it starts, and stops the other way round.
+
+The database first; then the control plane, which answers until the end; the accepter; under `--dev` what the consumer
+brings; the worker; and last the receiver. On SIGTERM the receiver takes no more, the worker lets running work end, and
+the embedded server is left when nothing needs it any more.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import os
+import sys
+from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
+from contextlib import AsyncExitStack, asynccontextmanager
+from dataclasses import dataclass
+from typing import Any
+
+import prometheus_client
+import psycopg
+import structlog
+from psycopg_pool import PoolTimeout
+
+from webhooks.accept import Accepter
+from webhooks.bell import Bell
+from webhooks.consumer import Consumer
+from webhooks.control import Control
+from webhooks.control.ask import Asker
+from webhooks.control.health import Process
+from webhooks.db import Ready
+from webhooks.errors import WebhooksError
+from webhooks.loading import DEFAULT_APP, load_consumer
+from webhooks.pool import Pool
+from webhooks.receiver import Receiver
+from webhooks.serve.database import database, prepared
+from webhooks.serve.secrets import Secrets, read_secrets
+from webhooks.serve.servers import listen, serving, url_of
+from webhooks.serve.signals import Signals, signals
+from webhooks.settings import Settings
+from webhooks.status import applicable
+from webhooks.worker import Worker
+
+if sys.platform != "win32":
+    import uvloop
+
+log = structlog.get_logger(__name__)
+
+LOOPBACK = "127.0.0.1"
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Options:
+    """What to run.
+
+    Args:
+        app: the consumer, as `module:attribute`.
+        dev: with secrets of its own and the consumer's `dev`.
+        host: where the receiver listens.
+        port: its port, 0 for any free one; None: no receiver.
+        control_host: where the control plane listens.
+        control_port: its port, 0 for any free one; None: no control plane.
+        worker: whether to run a worker.
+    """
+
+    app: str = DEFAULT_APP
+    dev: bool = False
+    host: str = LOOPBACK
+    port: int | None = None
+    control_host: str = LOOPBACK
+    control_port: int | None = None
+    worker: bool = True
+
+
+@dataclass(frozen=True, slots=True)
+class Running:
+    """What runs, for telling a person.
+
+    Args:
+        options: what was asked for.
+        consumer: what was loaded.
+        settings: the environment.
+        secrets: those of its sources.
+        receiver_url: None without a receiver.
+        control_url: None without a control plane.
+    """
+
+    options: Options
+    consumer: Consumer
+    settings: Settings
+    secrets: Secrets
+    receiver_url: str | None
+    control_url: str | None
+
+
+def run(options: Options, ready: Callable[[Running], None]) -> None:
+    """Run until SIGTERM or SIGINT, and return after a clean stop.
+
+    Args:
+        options: what to run.
+        ready: called once everything runs.
+
+    Raises:
+        WebhooksError: it could not start, or part of it ended by itself.
+        psycopg.Error: the database refused something at the start.
+    """
+    prometheus_client.disable_created_metrics()  # they double what is scraped, and say nothing of ours
+    with asyncio.Runner(loop_factory=_loop_factory()) as runner:
+        runner.run(_run(options, ready))
+
+
+def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
+    if sys.platform == "win32":
+        return asyncio.SelectorEventLoop  # psycopg does not work on the other one
+    return uvloop.new_event_loop
+
+
+async def _run(options: Options, ready: Callable[[Running], None]) -> None:
+    async with signals() as heard, AsyncExitStack() as stack:
+        settings = Settings.load()
+        consumer = load_consumer(options.app)
+        secrets = Secrets({}, {}) if options.port is None else read_secrets(consumer, settings, dev=options.dev)
+        watched = await _start(stack, heard, options, settings, consumer, secrets, ready)
+        heard.ready()
+        await _until_stopped(heard, watched)
+
+
+async def _start(
+    stack: AsyncExitStack,
+    heard: Signals,
+    options: Options,
+    settings: Settings,
+    consumer: Consumer,
+    secrets: Secrets,
+    ready: Callable[[Running], None],
+) -> list[asyncio.Task[None]]:
+    """Start everything, and return the tasks that end only when something is wrong."""
+    watched: list[asyncio.Task[None]] = []
+    # Sockets before anything that takes time: a port that is taken is the commonest mistake.
+    receiver_socket = control_socket = None
+    if options.port is not None:
+        receiver_socket = stack.enter_context(listen(options.host, options.port, "--port"))
+    if options.control_port is not None:
+        control_socket = stack.enter_context(listen(options.control_host, options.control_port, "--control-port"))
+    found = await stack.enter_async_context(database(settings))
+    if found.keeper is not None:
+        watched.append(found.keeper)
+    await prepared(found, settings, consumer)
+    pool = await stack.enter_async_context(Pool.open(found.url, settings=settings))
+    worker = Worker(pool, consumer) if options.worker else None
+    bell = Bell(pool) if worker is None else worker.bell
+
+    def moved(rows: Sequence[Ready]) -> None:
+        if worker is not None:
+            worker.know(rows)
+        bell.ring()
+
+    accepter = Accepter(pool, consumer, moved) if receiver_socket is not None else None
+    if control_socket is not None:
+        asker = Asker(pool)
+        stack.push_async_callback(asker.close)
+        control = Control(Process(asker, settings, worker, accepter), consumer)
+        app = control.app([options.control_host])
+        watched.append(await stack.enter_async_context(serving(app, control_socket, "control plane")))
+    if accepter is not None:
+        await accepter.start()
+        stack.push_async_callback(accepter.stop)
+    if options.dev and consumer.dev is not None:
+        if receiver_socket is not None:
+            os.environ["WEBHOOKS_RECEIVER_URL"] = url_of(receiver_socket)
+        await stack.enter_async_context(consumer.dev())
+    if worker is not None:
+        await stack.enter_async_context(_working(worker, heard))
+    else:
+        await stack.enter_async_context(_ringing(bell))
+    await stack.enter_async_context(_beside(_tell_of_ignored(pool, consumer)))
+    if receiver_socket is not None and accepter is not None:
+        receiver = Receiver(consumer.sources, secrets.in_force, accepter, max_body_bytes=settings.max_body_bytes)
+        watched.append(await stack.enter_async_context(serving(receiver, receiver_socket, "receiver")))
+    receiver_url = None if receiver_socket is None else url_of(receiver_socket)
+    control_url = None if control_socket is None else url_of(control_socket)
+    ready(Running(options, consumer, settings, secrets, receiver_url, control_url))
+    return watched
+
+
+async def _until_stopped(heard: Signals, watched: Sequence[asyncio.Task[None]]) -> None:
+    stopped = asyncio.create_task(heard.stop.wait())
+    try:
+        await asyncio.wait({stopped, *watched}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        stopped.cancel()
+    for task in watched:
+        if task.done():
+            task.result()
+            raise WebhooksError(f"the {task.get_name()} ended by itself")
+
+
+@asynccontextmanager
+async def _working(worker: Worker, heard: Signals) -> AsyncGenerator[None]:
+    worker.start()
+    try:
+        yield
+    finally:
+        await worker.stop(hurry=heard.hurry)
+
+
+@asynccontextmanager
+async def _ringing(bell: Bell) -> AsyncGenerator[None]:
+    bell.start(listen=False)
+    try:
+        yield
+    finally:
+        await bell.stop()
+
+
+@asynccontextmanager
+async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
+    """Do something beside everything else, at most as long as the block runs."""
+    task = asyncio.create_task(work)
+    try:
+        yield
+    finally:
+        task.cancel()
+        await asyncio.gather(task, return_exceptions=True)
+
+
+async def _tell_of_ignored(pool: Pool, consumer: Consumer) -> None:
+    """Say how many deliveries were ignored for want of a handler that is there now."""
+    try:
+        async with pool.transaction() as tx:
+            found = await applicable(tx, consumer)
+    except (psycopg.Error, PoolTimeout) as error:
+        log.warning("cannot look for ignored deliveries", error=str(error).strip())
+        return
+    for (source, event), count in found.items():
+        log.warning(
+            "ignored for want of a handler that is there now: a redelivery applies them",
+            source=source,
+            deliveries_event=event,
+            deliveries=count,
+            list=f"webhooks deliveries --status ignored --source {source} --event '{event}'",
+        )
