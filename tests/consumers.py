@@ -169,7 +169,8 @@ async def stack(
             ending.push_async_callback(worker.stop)
         await accepter.start()
         ending.push_async_callback(accepter.stop)
-        secrets = dict.fromkeys(consumer.sources, (SECRET,)) | (secrets or {})
+        signing: dict[str, Sequence[str]] = dict.fromkeys(consumer.sources, (SECRET,))
+        signing.update(secrets or {})
         timed = {} if now is None else {"now": now}
         receiver = Receiver(consumer.sources, signing, accepter, max_body_bytes=most_bytes, **timed)
         client = httpx.AsyncClient(transport=httpx.ASGITransport(receiver), base_url="http://test", timeout=30)

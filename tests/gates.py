@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import asyncio
+import os
 from collections.abc import Awaitable, Callable
 from datetime import timedelta
+from pathlib import Path
 from typing import Any
 
 import psycopg
@@ -16,6 +18,10 @@ from webhooks.gate import Gate
 from webhooks.pool import Pool
 
 Rows = list[dict[str, Any]]
+
+ROOT = Path(__file__).parent.parent
+# For processes of our own: they find the library and these helpers wherever they are started.
+ENVIRONMENT = {**os.environ, "PYTHONPATH": os.pathsep.join((str(ROOT), str(ROOT / "tests")))}
 
 
 class Session(BaseModel):

@@ -1,4 +1,4 @@
-"""A process that claims a row and holds it: `python -m tests.holder URL KEY LEASE_S`. It says so in one line."""
+"""A process that claims a row and holds it: `python -m holder URL KEY LEASE_S`. It says so in one line."""
 
 from __future__ import annotations
 
@@ -6,7 +6,8 @@ import asyncio
 import sys
 from datetime import timedelta
 
-from tests.gates import a_gate
+from gates import a_gate
+
 from webhooks.pool import Pool
 
 

@@ -9,15 +9,13 @@ from asyncio.subprocess import PIPE, Process
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager, suppress
 from datetime import timedelta
-from pathlib import Path
 from typing import Any
 
 import psycopg
 import pytest
 import uvloop
-from psycopg.errors import UndefinedTable
-
-from tests.gates import (
+from gates import (
+    ENVIRONMENT,
     a_gate,
     attempts_of,
     due,
@@ -31,15 +29,15 @@ from tests.gates import (
     until,
     until_blocked,
 )
-from tests.wire import Wire, wired
+from psycopg.errors import UndefinedTable
+from wire import COMMIT, Wire, wired
+
 from webhooks.claim import Claim
 from webhooks.db import Ready, RolledBack, finished
 from webhooks.errors import ConfigurationError, Escalate, LostClaim, NotDone, Snooze
 from webhooks.outcome import Stop
 from webhooks.pool import Pool
 from webhooks.settings import Settings
-
-ROOT = Path(__file__).parent.parent
 
 
 async def taken(pool: Pool, **options: Any) -> Claim[Any]:
@@ -195,7 +193,7 @@ async def test_escalate_ends_the_block_quietly_and_asks_a_person(pool: Pool) -> 
 
 async def test_a_row_that_does_not_fit_its_model_is_released(pool: Pool) -> None:
     claim = await taken(pool)
-    claim._columns["sc_id"] = "not a number"  # noqa: SLF001 - as a table altered under the consumer would give it
+    claim._columns["sc_id"] = "not a number"  # as a table altered under the consumer would give it
     with pytest.raises(ValueError, match="sc_id"):
         async with claim.held():
             raise AssertionError("the block must not run")
@@ -379,22 +377,23 @@ async def test_a_stop_that_comes_while_the_row_is_completed_comes_too_late(
     """Otherwise a claim could be told as lost whose row says that it is done."""
     claim = await taken(pool)
     other = await elsewhere(database_url)
-    async with other, working(claim, lambda: claim.complete(patch="in time")) as task:
-        async with other.transaction():
-            # Longer than one wait for a lock: it is tried again as long as the lease lasts.
-            await other.execute("SELECT FROM patch_sessions FOR UPDATE")
+    async with other:
+        await other.execute("BEGIN; SELECT FROM patch_sessions FOR UPDATE")
+        async with working(claim, lambda: claim.complete(patch="in time")) as task:
             await until_blocked(pool)
             claim.stop(why)
-            await until(lambda: _idle_for_a_moment(pool))
+            # Longer than one wait for a lock: it is tried again as long as the lease lasts.
+            await until(lambda: nobody_waits(pool))
             await until_blocked(pool)
-        await task
+            await other.execute("COMMIT")
+            await task
     assert (claim.outcome, await status_of(pool, 1)) == ("done", "drafted")
 
 
-async def _idle_for_a_moment(pool: Pool) -> bool:
+async def nobody_waits(pool: Pool) -> bool:
     rows = await sql(
         pool,
-        "SELECT FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
+        "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND wait_event_type = 'Lock'",
     )
     return not rows
 
@@ -406,13 +405,14 @@ async def test_a_stop_while_the_row_is_released_changes_nothing(pool: Pool, data
         raise ValueError("no")
 
     other = await elsewhere(database_url)
-    async with other, working(claim, fail) as task:
-        async with other.transaction():
-            await other.execute("SELECT FROM patch_sessions FOR UPDATE")
+    async with other:
+        await other.execute("BEGIN; SELECT FROM patch_sessions FOR UPDATE")
+        async with working(claim, fail) as task:
             await until_blocked(pool)
             claim.stop(Stop.TIMEOUT)
-        with pytest.raises(ValueError, match="no"):
-            await task
+            await other.execute("COMMIT")
+            with pytest.raises(ValueError, match="no"):
+                await task
     assert await outcomes_of(pool, 1) == ["error"]
 
 
@@ -424,15 +424,16 @@ async def test_a_cancellation_during_the_release_waits_for_it(pool: Pool, databa
         raise ValueError("no")
 
     other = await elsewhere(database_url)
-    async with other, working(claim, fail) as task:
-        async with other.transaction():
-            await other.execute("SELECT FROM patch_sessions FOR UPDATE")
+    async with other:
+        await other.execute("BEGIN; SELECT FROM patch_sessions FOR UPDATE")
+        async with working(claim, fail) as task:
             await until_blocked(pool)
             for _ in range(3):
                 task.cancel()
                 await asyncio.sleep(0)
-        with pytest.raises(asyncio.CancelledError):
-            await task
+            await other.execute("COMMIT")
+            with pytest.raises(asyncio.CancelledError):
+                await task
     assert (await row_of(pool, 1))["last_error"] == "ValueError: no"
     assert await outcomes_of(pool, 1) == ["error"]
 
@@ -498,7 +499,7 @@ async def test_a_claim_whose_answer_is_lost_is_given_back(pool: Pool, database_u
     await opened(pool, gate, 1, 2)
     async with through_a_wire(database_url) as (wired_pool, wire):
         await sql(wired_pool, "SELECT 1")
-        wire.at("COMMIT", "cut after")
+        wire.at(COMMIT, "cut after")
         with pytest.raises(psycopg.OperationalError):
             if known:
                 await gate.take(wired_pool, "drafting", 1)
@@ -518,7 +519,7 @@ async def test_a_claim_cancelled_after_its_commit_is_given_back(pool: Pool, data
     await opened(pool, gate, 1)
     async with through_a_wire(database_url) as (wired_pool, wire):
         await sql(wired_pool, "SELECT 1")
-        wire.at("COMMIT", "hold")
+        wire.at(COMMIT, "hold")
         task = asyncio.create_task(gate.take(wired_pool, "drafting", 1))
         await wire.held.wait()
         assert await status_of(pool, 1) == "drafting"
@@ -557,9 +558,10 @@ async def test_a_completion_whose_answer_is_lost_is_found_to_be_done(pool: Pool,
     async with through_a_wire(database_url) as (wired_pool, wire):
         async with gate.claim(wired_pool, "clarifying", 1) as claim:
             assert claim is not None
-            wire.at("COMMIT", how, times=2)
+            wire.at(COMMIT, how, times=2)
             await claim.complete("clarified")
             assert wire.cuts == 2
+        assert claim is not None
         assert claim.outcome == "done"
         assert claim.moved == [Ready("patch_sessions", "drafting", 1)]
     assert await status_of(pool, 1) == "clarified"
@@ -573,8 +575,9 @@ async def test_a_release_whose_answer_is_lost_is_made_once(pool: Pool, database_
         with pytest.raises(ValueError, match="no"):
             async with gate.claim(wired_pool, "drafting", 1) as claim:
                 assert claim is not None
-                wire.at("COMMIT", "cut after")
+                wire.at(COMMIT, "cut after")
                 raise ValueError("no")
+        assert claim is not None
         assert claim.outcome == "error"
     assert (await row_of(pool, 1))["attempt_count"] == 1
     assert await outcomes_of(pool, 1) == ["error"]
@@ -587,9 +590,10 @@ async def test_a_completing_transaction_whose_answer_is_lost_is_found_to_be_done
         async with gate.claim(wired_pool, "drafting", 1) as claim:
             assert claim is not None
             async with claim.transaction() as tx:
-                wire.at("COMMIT", "cut after")
+                wire.at(COMMIT, "cut after")
                 await tx.execute("UPDATE patch_sessions SET note = 'ours' WHERE sc_id = 1")
                 await tx.done(patch="diff")
+        assert claim is not None
         assert (wire.cuts, claim.outcome) == (1, "done")
     row = await row_of(pool, 1)
     assert (row["status"], row["note"], row["patch"]) == ("drafted", "ours", "diff")
@@ -605,7 +609,7 @@ async def test_a_completing_transaction_that_was_cut_before_its_commit_is_an_err
             async with gate.claim(wired_pool, "drafting", 1) as claim:
                 assert claim is not None
                 async with claim.transaction() as tx:
-                    wire.at("COMMIT", "cut before")
+                    wire.at(COMMIT, "cut before")
                     await tx.execute("UPDATE patch_sessions SET note = 'ours' WHERE sc_id = 1")
                     await tx.done(patch="diff")
     row = await row_of(pool, 1)
@@ -799,7 +803,7 @@ async def test_a_transaction_of_ours_is_limited_and_leaves_nothing_on_its_sessio
 async def holder(url: str, lease_s: float) -> Process:
     """Another process that holds row 1."""
     process = await asyncio.create_subprocess_exec(
-        sys.executable, "-m", "tests.holder", url, "1", str(lease_s), cwd=ROOT, stdin=PIPE, stdout=PIPE
+        sys.executable, "-m", "holder", url, "1", str(lease_s), env=ENVIRONMENT, stdin=PIPE, stdout=PIPE
     )
     assert process.stdout is not None
     async with asyncio.timeout(20):

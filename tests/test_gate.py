@@ -3,20 +3,15 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import sys
 from asyncio.subprocess import PIPE
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
-from pathlib import Path
 from typing import Any
 
 import pytest
-from psycopg.sql import SQL, Identifier
-from pydantic import BaseModel
-
-from handlers.patch_sessions import sessions
-from tests.gates import (
+from gates import (
+    ENVIRONMENT,
     Session,
     a_gate,
     attempts_of,
@@ -30,6 +25,10 @@ from tests.gates import (
     status_of,
     until_blocked,
 )
+from psycopg.sql import SQL, Identifier
+from pydantic import BaseModel
+
+from handlers.patch_sessions import sessions
 from webhooks.claim import Claim
 from webhooks.db import Ready, draw
 from webhooks.errors import ConfigurationError, LostClaim
@@ -706,8 +705,7 @@ IN_A_SCHEMA = """
 import asyncio, sys
 import psycopg
 from datetime import timedelta
-from tests.gates import a_gate, opened
-from webhooks.effects import once
+from gates import a_gate, opened
 from webhooks.inbox import inbox
 from webhooks.migrate import migrate
 from webhooks.pool import Pool
@@ -749,8 +747,7 @@ async def test_a_named_schema_is_used_for_everything(database_url: str, pool: Po
         "-c",
         IN_A_SCHEMA,
         database_url,
-        env={**os.environ, "WEBHOOKS_SCHEMA": "tenant_a"},
-        cwd=Path(__file__).parent.parent,
+        env={**ENVIRONMENT, "WEBHOOKS_SCHEMA": "tenant_a"},
         stdout=PIPE,
     )
     async with asyncio.timeout(30):

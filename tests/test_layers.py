@@ -23,7 +23,7 @@ LAYERS = (
     ("gate",),
     ("inbox",),
     ("consumer",),
-    ("accept", "apply", "bell", "lane", "status", "samples", "loading"),
+    ("accept", "apply", "bell", "lane", "status", "deliveries", "samples", "loading"),
     ("receiver", "worker"),
     ("control",),
     ("serve",),

@@ -7,9 +7,9 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
+from gates import Session
+from sql_snapshots import DIRECTORY, snapshots
 
-from tests.gates import Session
-from tests.sql_snapshots import DIRECTORY, snapshots
 from webhooks.errors import ConfigurationError
 from webhooks.gate import Gate
 from webhooks.phase import Key
@@ -127,7 +127,7 @@ def test_a_key_with_another_number_of_parts_is_refused(key: Any, values: object)
 def test_a_name_that_is_no_plain_name_is_refused() -> None:
     for table in ("patch_sessions; DROP TABLE x", 'a"b', "public.patch_sessions", "", "Größe"):
         with pytest.raises(ConfigurationError):
-            Gate(table, key="id", row=Session)  # type: ignore[arg-type]
+            Gate(table, key="id", row=Session)
     for status in ("it's", "a b", "", "a%s", "a\\"):
         with pytest.raises(ConfigurationError):
-            Gate("patch_sessions", key="sc_id").phase(status, claimed="drafting", done="drafted")  # type: ignore[arg-type]
+            Gate("patch_sessions", key="sc_id").phase(status, claimed="drafting", done="drafted")

@@ -12,6 +12,7 @@ from typing import Literal
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
 PORT = "5432"
+COMMIT = "COMMIT\0"  # as a whole query: READ COMMITTED is part of every BEGIN
 How = Literal["cut before", "cut after", "hold"]
 
 
@@ -33,6 +34,7 @@ class Wire:
         self.freed = asyncio.Event()
         self.cuts = 0
         self._plans: list[tuple[bytes, How]] = []
+        self._ends: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
 
     def at(self, statement: str, how: How, *, times: int = 1) -> None:
@@ -44,18 +46,16 @@ class Wire:
         task = asyncio.current_task()
         assert task is not None
         self._serving.add(task)
-        try:
-            if self._host.startswith("/"):
-                from_server, to_server = await asyncio.open_unix_connection(f"{self._host}/.s.PGSQL.{self._port}")
-            else:
-                from_server, to_server = await asyncio.open_connection(self._host, int(self._port))
-            try:
-                await self._join(from_client, to_client, from_server, to_server)
-            finally:
-                to_server.close()
-        finally:
-            to_client.close()
-            self._serving.discard(task)
+        task.add_done_callback(self._serving.discard)
+        if self._host.startswith("/"):
+            from_server, to_server = await asyncio.open_unix_connection(f"{self._host}/.s.PGSQL.{self._port}")
+        else:
+            from_server, to_server = await asyncio.open_connection(self._host, int(self._port))
+        self._ends |= {to_client, to_server}
+        await self._join(from_client, to_client, from_server, to_server)
+        for end in (to_client, to_server):
+            end.transport.abort()
+            self._ends.discard(end)
 
     async def _join(
         self,
@@ -90,17 +90,16 @@ class Wire:
                 await to_server.drain()
 
         both = {asyncio.create_task(answers()), asyncio.create_task(asks())}
-        try:
-            await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
-        finally:
-            for task in both:
-                task.cancel()
-            await asyncio.gather(*both, return_exceptions=True)
+        await asyncio.wait(both, return_when=asyncio.FIRST_COMPLETED)
+        for task in both:
+            task.cancel()
+        await asyncio.gather(*both, return_exceptions=True)
 
     async def close(self) -> None:
-        for task in list(self._serving):
-            task.cancel()
-        await asyncio.gather(*self._serving, return_exceptions=True)
+        self.freed.set()
+        for end in self._ends:
+            end.transport.abort()
+        await asyncio.gather(*self._serving)
 
 
 @asynccontextmanager

@@ -15,7 +15,6 @@ from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
-import prometheus_client
 import psycopg
 import structlog
 from psycopg_pool import PoolTimeout
@@ -102,7 +101,6 @@ def run(options: Options, ready: Callable[[Running], None]) -> None:
         WebhooksError: it could not start, or part of it ended by itself.
         psycopg.Error: the database refused something at the start.
     """
-    prometheus_client.disable_created_metrics()  # they double what is scraped, and say nothing of ours
     with asyncio.Runner(loop_factory=_loop_factory()) as runner:
         runner.run(_run(options, ready))
 

@@ -1,0 +1,60 @@
+"""A consumer for the tests of the command: `--app shop:consumer`.
+
+It tells of itself through files in the working directory, because it runs in a process of its own: `running` is there
+once a phase runs, and the phase does not end while `held` is there.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import click
+from starlette.requests import Request
+from starlette.responses import PlainTextResponse
+from starlette.routing import Route
+
+from webhooks import Claim, Consumer, Event, Gate, GitHub, Ignore, Shortcut, Transaction
+
+shortcut, github = Shortcut(), GitHub()
+sessions = Gate("patch_sessions", key="sc_id")
+
+
+@shortcut.on("story.update")
+async def open_session(event: Event, tx: Transaction) -> None:
+    labels = [reference["name"] for reference in event.data["references"]]
+    if "patch" not in labels:
+        raise Ignore(f"label 'patch' not among those added: {', '.join(labels)}")
+    await sessions.open(tx, sc_id=event.data["id"], title=event.data["name"])
+
+
+@sessions.phase("received", claimed="clarifying", done="clarified")
+async def clarify(session: dict[str, Any], claim: Claim) -> None:
+    Path("running").touch()
+    while Path("held").exists():
+        await asyncio.sleep(0.02)
+
+
+async def hello(request: Request) -> PlainTextResponse:
+    return PlainTextResponse("hello")
+
+
+@click.command()
+def greet() -> None:
+    """Say hello."""
+    click.echo("hello")
+
+
+@asynccontextmanager
+async def dev() -> AsyncGenerator[None]:
+    click.echo("dev began")
+    yield
+    click.echo("dev ended")
+
+
+consumer = Consumer(
+    gates=[sessions], sources=[shortcut, github], routes=[Route("/hello", hello)], commands=[greet], dev=dev
+)
