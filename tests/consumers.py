@@ -13,12 +13,11 @@ import hmac
 import json
 import os
 import signal
-import socket
 import subprocess
 import sys
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterator, Mapping, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager, contextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from dataclasses import dataclass, field
 from datetime import timedelta
 from pathlib import Path
@@ -26,8 +25,8 @@ from typing import Any
 
 import httpx
 import psycopg
-import uvicorn
 from gates import until
+from starlette.types import ASGIApp
 
 from webhooks import Claim, Consumer, Done, Event, Gate, GitHub, Ignore, Pool, Shortcut, Transaction
 from webhooks.accept import Accepter
@@ -35,6 +34,7 @@ from webhooks.db import Ready
 from webhooks.delivery import Delivery
 from webhooks.inbox import insert
 from webhooks.receiver import Receiver
+from webhooks.serve.servers import listen, serving
 from webhooks.settings import Settings
 from webhooks.worker import Worker
 
@@ -179,22 +179,11 @@ async def stack(
 
 
 @asynccontextmanager
-async def served(app: Any) -> AsyncIterator[int]:
+async def served(app: ASGIApp) -> AsyncIterator[int]:
     """Serve an application on a socket of this machine, and yield the port."""
-    listening = socket.create_server(("127.0.0.1", 0))
-    config = uvicorn.Config(
-        app, http="httptools", ws="none", lifespan="off", log_config=None, timeout_graceful_shutdown=3
-    )
-    server = uvicorn.Server(config)
-    server.capture_signals = nullcontext  # type: ignore[method-assign,assignment]
-    serving = asyncio.create_task(server.serve(sockets=[listening]))
-    try:
-        await until(lambda: server.started)
-        yield listening.getsockname()[1]
-    finally:
-        server.should_exit = True
-        await serving
-        listening.close()
+    sock = listen("127.0.0.1", 0, "--port")
+    async with serving(app, sock, "test"):
+        yield sock.getsockname()[1]
 
 
 # Consumers, and workers in processes of their own

@@ -38,6 +38,27 @@ def a_gate(*, lease: timedelta | None = None, timeout: timedelta = timedelta(min
     return gate
 
 
+TICKETS = """
+CREATE TABLE tickets (
+    company text, number bigint, agent text, PRIMARY KEY (company, number), LIKE gated INCLUDING ALL
+) WITH (fillfactor = 80);
+CREATE INDEX tickets_open ON tickets (not_before, company, number) WHERE status = 'open';
+CREATE INDEX tickets_claimed ON tickets (company, number) WHERE status = 'claimed';
+"""
+
+
+def tickets_gate(*, lease: timedelta | None = None) -> Gate[dict[str, Any]]:
+    """A gate over a table with two key columns, one of them text."""
+    gate = Gate("tickets", key="company, number")
+    gate.phase("open", claimed="claimed", done="resolved", lease=lease, max_attempts=2)
+    return gate
+
+
+async def make_tickets(pool: Pool) -> None:
+    for statement in TICKETS.split(";"):
+        await sql(pool, statement)
+
+
 async def opened(pool: Pool, gate: Gate[Any], *keys: int, to: str = "clarified") -> None:
     """Rows that wait to be drafted."""
     async with pool.transaction() as tx:

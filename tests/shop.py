@@ -6,18 +6,20 @@ once a phase runs, and the phase does not end while `held` is there.
 
 from __future__ import annotations
 
-import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import click
+from gates import until
 from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
 from webhooks import Claim, Consumer, Event, Gate, GitHub, Ignore, Shortcut, Transaction
+
+RUNNING, HELD = Path("running"), Path("held")
 
 shortcut, github = Shortcut(), GitHub()
 sessions = Gate("patch_sessions", key="sc_id")
@@ -33,9 +35,8 @@ async def open_session(event: Event, tx: Transaction) -> None:
 
 @sessions.phase("received", claimed="clarifying", done="clarified")
 async def clarify(session: dict[str, Any], claim: Claim) -> None:
-    Path("running").touch()
-    while Path("held").exists():
-        await asyncio.sleep(0.02)
+    RUNNING.touch()  # noqa: ASYNC240 - a moment, in a process that does nothing else
+    await until(lambda: not HELD.exists(), within_s=60)
 
 
 async def hello(request: Request) -> PlainTextResponse:

@@ -29,8 +29,8 @@ from gates import (
     until,
     until_blocked,
 )
-from psycopg.errors import UndefinedTable
-from wire import COMMIT, Wire, wired
+from psycopg.errors import LockNotAvailable, UndefinedTable
+from wire import COMMIT, pool_over_a_wire
 
 from webhooks.claim import Claim
 from webhooks.db import Ready, RolledBack, finished
@@ -53,13 +53,6 @@ async def rest_of(pool: Pool) -> float:
     """How many seconds row 1 rests."""
     [row] = await sql(pool, "SELECT extract(epoch FROM not_before - now())::float AS s FROM patch_sessions")
     return float(row["s"])
-
-
-@asynccontextmanager
-async def through_a_wire(url: str) -> AsyncIterator[tuple[Pool, Wire]]:
-    """A second process whose answers can be lost."""
-    async with wired(url) as wire, Pool.open(wire.url, settings=Settings()) as pool:
-        yield pool, wire
 
 
 @asynccontextmanager
@@ -497,7 +490,7 @@ async def test_a_task_cancelled_anywhere_leaves_its_row_claimable_or_done(pool: 
 async def test_a_claim_whose_answer_is_lost_is_given_back(pool: Pool, database_url: str, known: bool) -> None:
     gate = a_gate()
     await opened(pool, gate, 1, 2)
-    async with through_a_wire(database_url) as (wired_pool, wire):
+    async with pool_over_a_wire(database_url) as (wired_pool, wire):
         await sql(wired_pool, "SELECT 1")
         wire.at(COMMIT, "cut after")
         with pytest.raises(psycopg.OperationalError):
@@ -517,7 +510,7 @@ async def test_a_claim_whose_answer_is_lost_is_given_back(pool: Pool, database_u
 async def test_a_claim_cancelled_after_its_commit_is_given_back(pool: Pool, database_url: str) -> None:
     gate = a_gate()
     await opened(pool, gate, 1)
-    async with through_a_wire(database_url) as (wired_pool, wire):
+    async with pool_over_a_wire(database_url) as (wired_pool, wire):
         await sql(wired_pool, "SELECT 1")
         wire.at(COMMIT, "hold")
         task = asyncio.create_task(gate.take(wired_pool, "drafting", 1))
@@ -555,7 +548,7 @@ async def test_a_claim_cancelled_while_it_waits_for_the_row_claims_nothing(pool:
 async def test_a_completion_whose_answer_is_lost_is_found_to_be_done(pool: Pool, database_url: str, how: Any) -> None:
     gate = a_gate()
     await opened(pool, gate, 1, to="received")
-    async with through_a_wire(database_url) as (wired_pool, wire):
+    async with pool_over_a_wire(database_url) as (wired_pool, wire):
         async with gate.claim(wired_pool, "clarifying", 1) as claim:
             assert claim is not None
             wire.at(COMMIT, how, times=2)
@@ -571,7 +564,7 @@ async def test_a_completion_whose_answer_is_lost_is_found_to_be_done(pool: Pool,
 async def test_a_release_whose_answer_is_lost_is_made_once(pool: Pool, database_url: str) -> None:
     gate = a_gate()
     await opened(pool, gate, 1)
-    async with through_a_wire(database_url) as (wired_pool, wire):
+    async with pool_over_a_wire(database_url) as (wired_pool, wire):
         with pytest.raises(ValueError, match="no"):
             async with gate.claim(wired_pool, "drafting", 1) as claim:
                 assert claim is not None
@@ -583,10 +576,11 @@ async def test_a_release_whose_answer_is_lost_is_made_once(pool: Pool, database_
     assert await outcomes_of(pool, 1) == ["error"]
 
 
+@pytest.mark.invariant(8)
 async def test_a_completing_transaction_whose_answer_is_lost_is_found_to_be_done(pool: Pool, database_url: str) -> None:
     gate = a_gate()
     await opened(pool, gate, 1)
-    async with through_a_wire(database_url) as (wired_pool, wire):
+    async with pool_over_a_wire(database_url) as (wired_pool, wire):
         async with gate.claim(wired_pool, "drafting", 1) as claim:
             assert claim is not None
             async with claim.transaction() as tx:
@@ -599,12 +593,13 @@ async def test_a_completing_transaction_whose_answer_is_lost_is_found_to_be_done
     assert (row["status"], row["note"], row["patch"]) == ("drafted", "ours", "diff")
 
 
+@pytest.mark.invariant(8)
 async def test_a_completing_transaction_that_was_cut_before_its_commit_is_an_error(
     pool: Pool, database_url: str
 ) -> None:
     gate = a_gate()
     await opened(pool, gate, 1)
-    async with through_a_wire(database_url) as (wired_pool, wire):
+    async with pool_over_a_wire(database_url) as (wired_pool, wire):
         with pytest.raises(psycopg.OperationalError):
             async with gate.claim(wired_pool, "drafting", 1) as claim:
                 assert claim is not None
@@ -635,6 +630,7 @@ async def test_a_claim_whose_pool_was_closed_under_it_ends_at_once(pool: Pool, d
 
 
 @pytest.mark.invariant(5)
+@pytest.mark.invariant(8)
 async def test_all_of_a_transaction_commits_with_done(pool: Pool) -> None:
     claim = await taken(pool)
     async with claim.held():
@@ -649,6 +645,7 @@ async def test_all_of_a_transaction_commits_with_done(pool: Pool) -> None:
 
 
 @pytest.mark.invariant(5)
+@pytest.mark.invariant(8)
 async def test_none_of_a_transaction_commits_when_something_fails_after_done(pool: Pool) -> None:
     claim = await taken(pool)
     with suppress(ValueError):
@@ -674,6 +671,48 @@ async def test_a_lost_claim_writes_nothing_through_its_transaction(pool: Pool) -
                 await tx.execute("UPDATE patch_sessions SET note = 'ours'")
     assert not ran
     assert (await row_of(pool, 1))["note"] is None
+
+
+async def taken_over(pool: Pool) -> Claim[Any]:
+    """The lease of row 1 is over, and somebody else claimed it: the status is the same again."""
+    gate = a_gate()
+    await expire(pool, 1)
+    assert await gate.sweep(pool, "drafting") == 1
+    await due(pool, 1)
+    second = await gate.take(pool, "drafting", 1)
+    assert second is not None
+    return second
+
+
+@pytest.mark.invariant(5)
+async def test_an_old_owner_opens_no_transaction_on_a_row_that_another_works_on(pool: Pool) -> None:
+    claim = await taken(pool)
+    with pytest.raises(LostClaim):
+        async with claim.held():
+            second = await taken_over(pool)
+            async with claim.transaction() as tx:
+                await tx.execute("UPDATE patch_sessions SET note = 'of the old owner'")
+    assert (await row_of(pool, 1))["note"] is None
+    async with second.held():
+        await second.complete(patch="of the second")
+
+
+@pytest.mark.invariant(5)
+@pytest.mark.parametrize("error", [ValueError("late"), Snooze(timedelta(hours=1)), Escalate("late"), None], ids=repr)
+async def test_an_old_owner_does_not_free_a_row_that_another_works_on(pool: Pool, error: Exception | None) -> None:
+    """The most dangerous line: guarded by the status alone it would set somebody else's live claim free."""
+    claim = await taken(pool)
+    with suppress(ValueError):
+        async with claim.held():
+            second = await taken_over(pool)
+            if error is not None:
+                raise error
+    row = await row_of(pool, 1)
+    assert (row["status"], row["claim_seq"], row["attempt_count"]) == ("drafting", second.claim_seq, 2)
+    assert row["lease_until"] is not None
+    async with second.held():
+        await second.complete(patch="of the second")
+    assert await outcomes_of(pool, 1) == ["expired", "done"]
 
 
 @pytest.mark.invariant(5)
@@ -748,6 +787,48 @@ async def test_what_would_wait_for_itself_raises_at_once(pool: Pool) -> None:
                 with pytest.raises(RuntimeError, match="would wait for itself"):
                     await waits
         await claim.complete()
+
+
+async def test_a_row_that_another_transaction_locks_for_long_is_snoozed(pool: Pool, database_url: str) -> None:
+    claim = await taken(pool)
+
+    async def write() -> None:
+        async with claim.transaction():
+            raise AssertionError("the block must not run")
+
+    other = await elsewhere(database_url)
+    async with other:
+        await other.execute("BEGIN; SELECT FROM patch_sessions FOR UPDATE")
+        async with working(claim, write) as task:
+            await until_blocked(pool)
+            await until(lambda: nobody_waits(pool))
+            await other.execute("COMMIT")
+            with pytest.raises(LockNotAvailable):
+                await task
+    assert (await row_of(pool, 1))["attempt_count"] == 0
+    assert await outcomes_of(pool, 1) == ["snoozed"]
+
+
+async def test_a_completion_waits_for_a_connection_as_long_as_its_lease_lasts(pool: Pool) -> None:
+    claim = await taken(pool)
+    pool.connections.timeout = 0.1
+    freed = asyncio.Event()
+    busy = 0
+
+    async def occupy() -> None:
+        nonlocal busy
+        async with pool.connections.connection(timeout=10):
+            busy += 1
+            await freed.wait()
+
+    others = [asyncio.create_task(occupy()) for _ in range(pool.connections.max_size)]
+    await until(lambda: busy == len(others))
+    async with working(claim, lambda: claim.complete(patch="diff")) as task:
+        before = pool.connections.get_stats().get("requests_errors", 0)
+        await until(lambda: pool.connections.get_stats().get("requests_errors", 0) > before)
+        freed.set()
+        await asyncio.gather(task, *others)
+    assert await status_of(pool, 1) == "drafted"
 
 
 async def test_two_tasks_of_one_claim_may_each_open_a_transaction(pool: Pool) -> None:

@@ -7,8 +7,8 @@ import functools
 import math
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Awaitable, Callable
-from contextlib import asynccontextmanager, suppress
+from collections.abc import Awaitable, Callable
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -17,13 +17,12 @@ import psycopg
 import pytest
 from gates import ENVIRONMENT, a_gate, due, expire, opened, outcomes_of, row_of, sql, status_of
 from pydantic import BaseModel, ConfigDict
-from wire import COMMIT, Wire, wired
+from wire import COMMIT, pool_over_a_wire
 
 from webhooks.claim import Claim
 from webhooks.errors import ConfigurationError, Escalate, LostClaim, NotDone, Snooze
 from webhooks.outcome import Stop
 from webhooks.pool import Pool
-from webhooks.settings import Settings
 
 
 class Comment(BaseModel):
@@ -335,17 +334,11 @@ async def test_an_owner_whose_effect_was_taken_over_does_not_overwrite_it(pool: 
     assert (effect["state"], effect["result"]) == ("done", '"new"')
 
 
-@asynccontextmanager
-async def through_a_wire(url: str) -> AsyncIterator[tuple[Pool, Wire]]:
-    async with wired(url) as wire, Pool.open(wire.url, settings=Settings()) as pool:
-        yield pool, wire
-
-
 @pytest.mark.invariant(9)
 @pytest.mark.parametrize("how", ["cut after", "cut before"])
 async def test_a_result_whose_record_was_cut_off_is_recorded(pool: Pool, row: int, database_url: str, how: Any) -> None:
     calls = 0
-    async with through_a_wire(database_url) as (wired_pool, wire):
+    async with pool_over_a_wire(database_url) as (wired_pool, wire):
 
         async def post() -> int:
             nonlocal calls
@@ -369,7 +362,7 @@ async def test_an_intention_whose_answer_was_lost_is_known_to_be_ours(
     """Nothing was called yet, so it is not ambiguous: it is called, once."""
     provider = Provider()
     async with (
-        through_a_wire(database_url) as (wired_pool, wire),
+        pool_over_a_wire(database_url) as (wired_pool, wire),
         a_gate().claim(wired_pool, "drafting", 1) as claim,
     ):
         assert claim is not None
@@ -386,7 +379,7 @@ async def test_a_lost_answer_does_not_hide_that_this_attempt_called_before(
 ) -> None:
     provider = Provider(ValueError("unknown"))
     async with (
-        through_a_wire(database_url) as (wired_pool, wire),
+        pool_over_a_wire(database_url) as (wired_pool, wire),
         a_gate().claim(wired_pool, "drafting", 1) as claim,
     ):
         assert claim is not None

@@ -18,11 +18,13 @@ from gates import (
     due,
     elsewhere,
     expire,
+    make_tickets,
     opened,
     outcomes_of,
     row_of,
     sql,
     status_of,
+    tickets_gate,
     until_blocked,
 )
 from psycopg.sql import SQL, Identifier
@@ -36,20 +38,6 @@ from webhooks.gate import Gate
 from webhooks.inbox import inbox
 from webhooks.pool import Pool
 from webhooks.statements import Which
-
-TICKETS = """
-CREATE TABLE tickets (
-    company text, number bigint, agent text, PRIMARY KEY (company, number), LIKE gated INCLUDING ALL
-) WITH (fillfactor = 80);
-CREATE INDEX tickets_open ON tickets (not_before, company, number) WHERE status = 'open';
-CREATE INDEX tickets_claimed ON tickets (company, number) WHERE status = 'claimed';
-"""
-
-
-def tickets_gate() -> Gate[dict[str, Any]]:
-    gate = Gate("tickets", key="company, number")
-    gate.phase("open", claimed="claimed", done="resolved", max_attempts=2)
-    return gate
 
 
 async def drafted(claim: Claim[Any]) -> None:
@@ -579,6 +567,18 @@ async def test_a_sweep_that_meets_a_completing_row_leaves_it_alone(pool: Pool) -
     assert await outcomes_of(pool, 1) == ["done"]
 
 
+@pytest.mark.invariant(5)
+async def test_a_recovery_that_comes_after_a_person_moved_the_row_leaves_it_there(pool: Pool) -> None:
+    """Case 31: moved by hand, with what the claim had left in the row."""
+    gate = a_gate()
+    await opened(pool, gate, 1)
+    assert await gate.take(pool, "drafting", 1) is not None
+    await sql(pool, "UPDATE patch_sessions SET status = 'closed'")
+    await expire(pool, 1)
+    assert await gate.sweep(pool, "drafting") == 0
+    assert await status_of(pool, 1) == "closed"
+
+
 @pytest.mark.invariant(6)
 async def test_a_row_claimed_by_hand_gets_a_lease_and_comes_back(pool: Pool) -> None:
     gate = a_gate()
@@ -667,8 +667,7 @@ async def test_one_of_five_claimed_rows_that_cannot_start_is_released_and_the_ot
 
 async def test_a_key_of_several_columns_goes_all_the_way(pool: Pool) -> None:
     gate = tickets_gate()
-    for statement in TICKETS.split(";"):
-        await sql(pool, statement)
+    await make_tickets(pool)
     async with pool.transaction() as tx:
         for company, number in (("acme", 1), ("acme", 2), ("blue/1", 1), ("blue", 2)):
             assert await gate.open(tx, company=company, number=number)

@@ -11,6 +11,9 @@ from typing import Literal
 
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 
+from webhooks.pool import Pool
+from webhooks.settings import Settings
+
 PORT = "5432"
 COMMIT = "COMMIT\0"  # as a whole query: READ COMMITTED is part of every BEGIN
 How = Literal["cut before", "cut after", "hold"]
@@ -100,6 +103,13 @@ class Wire:
         for end in self._ends:
             end.transport.abort()
         await asyncio.gather(*self._serving)
+
+
+@asynccontextmanager
+async def pool_over_a_wire(url: str) -> AsyncGenerator[tuple[Pool, Wire]]:
+    """The connections of another process, whose answers can be lost."""
+    async with wired(url) as wire, Pool.open(wire.url, settings=Settings()) as pool:
+        yield pool, wire
 
 
 @asynccontextmanager

@@ -131,7 +131,7 @@ def readable(headers: Headers, body: bytes) -> str:
         return body.decode("utf-8", "replace")
 
 
-_AGO = re.compile(r"([0-9]{1,9})\s*([smhdw])")
+_AGO = re.compile(r"([0-9]{1,8})\s*([smhdw])")
 _UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
 _LONGEST_AGO = timedelta(days=36_500)
 

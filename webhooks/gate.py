@@ -347,10 +347,10 @@ class Gate(Generic[Row]):
     async def take(self, pool: Pool, phase: str, key: object, *, claimed_by: str | None = None) -> Claim[Row] | None:
         """Claim a known row; the caller holds it (`async with claim.held()`). None: not ours, back off."""
         owned = self.owned(phase, pool)
-        asked_at = boottime()
         async with self._given_back(pool, owned, 1) as given_back, pool.transaction() as tx:
             fence = given_back.fence = await pool.fences(tx)
             params = {"fence": fence, "claimed_by": claimed_by or pool.process, "lease": owned.lease}
+            asked_at = boottime()
             cursor = await tx.execute(owned.claim, {**self.key.params(key), **params})
             if cursor.rowcount != 1:
                 return None
@@ -390,7 +390,6 @@ class Gate(Generic[Row]):
         columns = equal or {}
         if None in columns.values():
             raise ValueError("claim_next compares with =, which None never equals")
-        asked_at = boottime()
         statement = owned.statements.claim_next(
             owned.phase, which, tuple(columns), due_by=due_by is not None, known=keys is not None
         )
@@ -405,6 +404,7 @@ class Gate(Generic[Row]):
         }
         async with self._given_back(pool, owned, limit) as given_back, pool.transaction() as tx:
             params["fence"] = given_back.fence = await pool.fences(tx, limit)
+            asked_at = boottime()
             rows = await (await tx.execute(statement, params)).fetchall()
             return [Claim[Row](pool, owned, row, asked_at) for row in rows]
         return []

@@ -22,6 +22,7 @@ from webhooks.errors import Unavailable
 from webhooks.pool import Pool, connection_parameters
 
 GIVES_UP_WITHIN_S = 0.1
+SILENT = "it did not answer in time"
 
 
 class Wire:
@@ -56,6 +57,8 @@ class Wire:
                     prepare_threshold=self._pool.prepare_threshold,
                     **connection_parameters(self._pool.url),
                 )
+        except TimeoutError:
+            self.failure = SILENT
         except Exception as error:  # a wrong address as much as a server that is away
             self.failure = _told(error)
         return self.up
@@ -71,29 +74,32 @@ class Wire:
             await asyncio.wait({task}, timeout=max(within_s, 0))
         finally:
             if not task.done():
-                _shut(connection)
-        error = task.exception() if task.done() else await self._given_up(task)
+                self._leave(connection, task)
+        error = await self._given_up(task) if self._connection is None else task.exception()
         if error is not None:
             self.failure = _told(error)
         return error
 
-    async def _given_up(self, task: asyncio.Future[None]) -> BaseException | None:
+    async def _given_up(self, task: asyncio.Future[None]) -> Unavailable | None:
+        # With its socket shut, the driver gives up at once. If it does not, it is left to itself.
         await asyncio.wait({task}, timeout=GIVES_UP_WITHIN_S)
         if task.done() and task.exception() is None:
             return None
         task.cancel()
+        return Unavailable(SILENT)
+
+    def _leave(self, connection: Connection, task: asyncio.Future[None]) -> None:
+        """Shut the socket, and close what is left of the connection once nothing uses it: not before, or the driver
+        would go on with a connection that it has freed."""
         self._connection = None
-        return Unavailable("it did not answer in time")
+        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
+            end.shutdown(socket.SHUT_RDWR)
+        task.add_done_callback(lambda _: connection.pgconn.finish())
 
     async def close(self) -> None:
         connection, self._connection = self._connection, None
         if connection is not None:
             await connection.close()
-
-
-def _shut(connection: Connection) -> None:
-    with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
-        end.shutdown(socket.SHUT_RDWR)
 
 
 def _looked_at(task: asyncio.Future[None]) -> None:

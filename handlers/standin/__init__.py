@@ -1,4 +1,4 @@
-"""A small local stand-in for Shortcut and GitHub, so that the flow can be watched without either.
+"""A small local stand-in for Shortcut, GitHub and agents, so that the flows can be watched without any of them.
 
 It answers the calls that the flow makes, and behaves like the providers: whatever is written to it comes back as a
 signed webhook, and its people act by themselves after two seconds: one answers what the bot asks, one merges what
@@ -30,8 +30,10 @@ from starlette.routing import Mount
 
 from handlers.settings import settings
 from handlers.standin import clarifier, drafter
+from handlers.standin.agent import AgentStandin
 from handlers.standin.errands import Errands
 from handlers.standin.github import GitHubStandin
+from handlers.standin.issue_comments import IssueCommentsStandin
 from handlers.standin.repository import MAIN, Repository
 from handlers.standin.server import listen, served
 from handlers.standin.shortcut import ShortcutStandin
@@ -71,8 +73,10 @@ async def standin(
             shortcut = ShortcutStandin(state, errands, f"{url}/shortcut", delay)
             name = settings().github_repository or REPOSITORY_NAME
             github = GitHubStandin(name, state, errands, repository, f"{url}/github", delay)
-            async with served(application(shortcut, github), sock):
-                click.echo(f"stand-in for Shortcut and GitHub: {url}/shortcut and {url}/github", err=True)
+            comments = IssueCommentsStandin(state, f"{url}/github")
+            async with served(application(shortcut, github, comments, AgentStandin()), sock):
+                (home / "url").write_text(f"{url}\n")  # where `webhooks demo issues` finds the agents
+                click.echo(f"stand-in for Shortcut, GitHub and agents: {url}/shortcut, /github and /agents", err=True)
                 yield
 
 
@@ -81,9 +85,15 @@ def made(directory: Path) -> Path:
     return directory.resolve()
 
 
-def application(shortcut: ShortcutStandin, github: GitHubStandin) -> Starlette:
+def application(
+    shortcut: ShortcutStandin, github: GitHubStandin, comments: IssueCommentsStandin, agents: AgentStandin
+) -> Starlette:
     return Starlette(
-        routes=[Mount("/shortcut", routes=shortcut.routes()), Mount("/github", routes=github.routes())],
+        routes=[
+            Mount("/shortcut", routes=shortcut.routes()),
+            Mount("/github", routes=[*github.routes(), *comments.routes()]),
+            Mount("/agents", routes=agents.routes()),
+        ],
         exception_handlers={HTTPException: _refuse, ValidationError: _refuse},
     )
 

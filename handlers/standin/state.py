@@ -55,9 +55,16 @@ class Pull(BaseModel):
     merge_commit_sha: str | None = None
 
 
+class IssueComment(BaseModel):
+    id: int
+    body: str
+    html_url: str
+
+
 class State(BaseModel):
     stories: dict[int, Story] = {}
     pulls: dict[int, Pull] = {}
+    issue_comments: dict[str, list[IssueComment]] = {}
     labels: dict[str, int] = {}
     last_id: int = 100
     _file: Path | None = PrivateAttr(None)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import os
 import sys
 import unicodedata
 from collections.abc import Callable, Coroutine
@@ -21,22 +22,25 @@ PIPED_WIDTH = 240
 
 
 def app_option(function: F) -> F:
-    """Add `--app`; on a command it wins over the same option before the command's name."""
+    """Add `--app`; after a command's name it wins over the same option before it, and that over `WEBHOOKS_APP`."""
     return click.option(
         "--app",
         metavar="MODULE:NAME",
-        envvar="WEBHOOKS_APP",
         is_eager=True,
-        default=_inherited,
+        default=app_of_context,
         show_default=DEFAULT_APP,
         help="The consumer; the working directory is looked through first.",
     )(function)
 
 
-def _inherited() -> str:
+def app_of_context() -> str:
+    """Return the consumer's name as it was given before the command's, or else by the environment."""
     context = click.get_current_context(silent=True)
-    parent = context.parent if context is not None else None
-    return parent.params.get("app", DEFAULT_APP) if parent is not None else DEFAULT_APP
+    while context is not None:
+        if given := context.params.get("app"):
+            return str(given)
+        context = context.parent
+    return os.environ.get("WEBHOOKS_APP") or DEFAULT_APP
 
 
 def examples(*lines: str) -> str:

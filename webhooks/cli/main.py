@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import logging
 import os
 import sys
 from typing import Any, NoReturn
@@ -9,14 +10,18 @@ from typing import Any, NoReturn
 import click
 import psycopg
 
-from webhooks.cli.app import app_option, examples, told
+from webhooks.cli.app import app_of_context, app_option, examples, told
 from webhooks.cli.deliveries import deliveries
+from webhooks.cli.escalations import escalations, resolve, retry
 from webhooks.cli.migrate import migrate
 from webhooks.cli.serve import serve, work
 from webhooks.cli.status import status
 from webhooks.cli.trigger import trigger
+from webhooks.cli.verify import verify
+from webhooks.cli.why import why
 from webhooks.errors import ConfigurationError, WebhooksError
-from webhooks.loading import DEFAULT_APP, load_consumer
+from webhooks.loading import load_consumer
+from webhooks.observe import configure_logging
 
 
 class Commands(click.Group):
@@ -47,7 +52,7 @@ class Commands(click.Group):
     def _consumers(self, ctx: click.Context) -> dict[str, click.Command]:
         if "webhooks.app" not in ctx.meta:
             try:
-                consumer = load_consumer(ctx.params.get("app") or os.environ.get("WEBHOOKS_APP") or DEFAULT_APP)
+                consumer = load_consumer(ctx.params.get("app") or app_of_context())
             except ConfigurationError as error:
                 ctx.meta["webhooks.app"], ctx.meta["webhooks.commands"] = str(error), {}
             else:
@@ -66,9 +71,11 @@ class Commands(click.Group):
 @click.version_option(package_name="webhooks", prog_name="webhooks")
 def cli(app: str) -> None:
     """A webhook consumer whose work happens once."""
+    # Standard output is for what was asked: it may be JSON, or a body.
+    configure_logging(level=logging.WARNING)
 
 
-for command in (serve, work, migrate, status, deliveries, trigger):
+for command in (serve, work, migrate, status, deliveries, trigger, why, verify, escalations, retry, resolve):
     cli.add_command(command)
 
 

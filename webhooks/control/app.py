@@ -17,6 +17,7 @@ from starlette.routing import Route
 from webhooks import deliveries, observe
 from webhooks.consumer import Consumer
 from webhooks.control.checks import Checks
+from webhooks.control.decisions import Decisions
 from webhooks.control.health import OK, Process, checks
 from webhooks.control.metrics import show
 from webhooks.db import Transaction
@@ -50,6 +51,7 @@ class Control:
             Route("/api/status", self.status),
             Route("/api/deliveries", self.deliveries),
             Route("/api/deliveries/{id:int}", self.delivery),
+            *Decisions(self._process, self._consumer).routes(),
             *self._consumer.routes,
         ]
         allowed = {*hosts, *settings.control_host_names}

@@ -8,10 +8,10 @@ its name pointed at this machine or not.
 from __future__ import annotations
 
 import hmac
+import re
 from collections.abc import Collection, Sequence
 from dataclasses import dataclass
 from ipaddress import IPv6Address, ip_address
-from urllib.parse import urlsplit
 
 from starlette.responses import JSONResponse
 from starlette.types import ASGIApp, Receive, Scope, Send
@@ -23,6 +23,8 @@ OPEN_PATHS = frozenset({"/healthz"})
 """What anybody may ask: a supervisor asks without a token and by any name, and learns nothing but that we run."""
 FORWARDED = frozenset({b"forwarded", b"x-real-ip", b"via"})
 FORWARDED_PREFIX = b"x-forwarded-"
+_AUTHORITY = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
+_SCHEME = re.compile(r"^https?://")
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,9 +43,9 @@ def refusal(lines: Lines, peer: str | None, token: str | None, hosts: Collection
         hosts: the names under which the control plane may be asked, in lower case and without port.
     """
     named = _values(lines, b"host")
-    if len(named) != 1 or _host(f"//{named[0]}") not in hosts:
+    if len(named) != 1 or _host(named[0]) not in hosts:
         return Refusal(421, "unknown host: name it in WEBHOOKS_CONTROL_HOSTS")
-    if any(_host(origin) not in hosts for origin in _values(lines, b"origin")):
+    if any(_host(_SCHEME.sub("", origin)) not in hosts for origin in _values(lines, b"origin")):
         return Refusal(403, "asked by a page of another origin")
     if token is not None:
         presented = _values(lines, b"authorization")
@@ -63,11 +65,10 @@ def _values(lines: Lines, name: bytes) -> list[str]:
     return [value.decode("latin-1") for given, value in lines if given == name]
 
 
-def _host(url: str) -> str | None:
-    try:
-        return urlsplit(url).hostname
-    except ValueError:
-        return None
+def _host(text: str) -> str | None:
+    """Return the name or address of `host:port`, in lower case; None for what is nothing of the kind."""
+    found = _AUTHORITY.fullmatch(text)
+    return None if found is None else (found[1] or found[2]).lower()
 
 
 def _is_loopback(peer: str | None) -> bool:

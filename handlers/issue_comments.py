@@ -1,0 +1,102 @@
+"""What an agent resolved, told on the GitHub issue it came from, once.
+
+Source: docs.github.com/rest/issues/comments. Each comment carries its effect's idempotency key, hidden in an HTML
+comment, and is looked for before it is posted: so a repetition is harmless.
+"""
+
+from __future__ import annotations
+
+import json
+import re
+from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
+from typing import cast
+
+import httpx
+from pydantic import BaseModel, TypeAdapter
+
+from handlers.calls import TIMEOUT, call, tls
+from handlers.settings import needed, settings
+
+LONGEST_TEXT = 60_000
+"""GitHub takes 65,536 characters, our mark included."""
+PAGE = 100
+SPOKEN = ("comment", "summary", "text")
+"""Where a result may say in words what is to be commented."""
+
+
+class IssueComment(BaseModel):
+    id: int
+    html_url: str
+    body: str | None = None
+
+
+_COMMENTS = TypeAdapter(list[IssueComment])
+
+
+def reference(number: int) -> str:
+    """What `issues.external_ref` holds for an issue of the repository that is its company."""
+    return f"github#{number}"
+
+
+def number_of(external_ref: str | None) -> int | None:
+    """The issue's number on GitHub; None for one from elsewhere."""
+    found = re.fullmatch(r"github#([1-9][0-9]{0,17})", external_ref or "")
+    return None if found is None else int(found[1])
+
+
+async def comment_once(repository: str, number: int, text: str, mark: str) -> IssueComment:
+    """Comment on the issue, unless the comment with this mark is there already.
+
+    Raises:
+        Escalate: there is no token.
+    """
+    hidden = f"<!-- {mark} -->"
+    path = f"/repos/{repository}/issues/{number}/comments"
+    async with _github() as http:
+        page = 1
+        while True:
+            params = {"per_page": PAGE, "page": page}
+            found = _COMMENTS.validate_python(await call(http, "GET", path, params=params))
+            for comment in found:
+                if hidden in (comment.body or ""):
+                    return comment
+            if len(found) < PAGE:
+                break
+            page += 1
+        body = {"body": f"{text}\n\n{hidden}"}
+        return IssueComment.model_validate(await call(http, "POST", path, json=body))
+
+
+@asynccontextmanager
+async def _github() -> AsyncGenerator[httpx.AsyncClient]:
+    now = settings()
+    token = needed(now.github_token, "WEBHOOKS_GITHUB_TOKEN", "the agent's result is commented on GitHub with it")
+    headers = {
+        "Authorization": f"Bearer {token.get_secret_value()}",
+        "Accept": "application/vnd.github+json",
+        "X-GitHub-Api-Version": "2022-11-28",
+        "User-Agent": "webhooks-issues",
+    }
+    async with httpx.AsyncClient(base_url=now.github_api, headers=headers, timeout=TIMEOUT, verify=tls()) as http:
+        yield http
+
+
+def comment_of(result: str) -> str:
+    """What is said about a result: its own words where it has some (`SPOKEN`), else the JSON itself."""
+    value = json.loads(result)
+    said = _words(value)
+    if said is not None:
+        return said[:LONGEST_TEXT]
+    return f"```json\n{json.dumps(value, ensure_ascii=False, indent=2)[:LONGEST_TEXT]}\n```"
+
+
+def _words(value: object) -> str | None:
+    if isinstance(value, str):
+        return value.strip() or None
+    if isinstance(value, dict):
+        result = cast("dict[str, object]", value)
+        for name in SPOKEN:
+            if isinstance(said := result.get(name), str) and said.strip():
+                return said.strip()
+    return None

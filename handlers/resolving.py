@@ -1,0 +1,53 @@
+"""One claimed issue, from the agent's call to the row's result."""
+
+from __future__ import annotations
+
+from datetime import timedelta
+
+import httpx
+
+from handlers.agent_calls import SLACK, About, Call, Refused
+from handlers.agents import Agent
+from handlers.issue_comments import comment_of, comment_once, number_of
+from handlers.issues import Issue
+from webhooks import Claim, Escalate, Pool
+
+ENDED_BEFORE = """
+SELECT outcome FROM attempts WHERE table_name = 'issues' AND key = %(key)s AND claim_seq <> %(claim_seq)s
+ORDER BY claimed_at DESC LIMIT 1
+"""
+
+
+async def resolve(agent: Agent, http: httpx.AsyncClient, claim: Claim[Issue]) -> None:
+    """Have the agent resolve the issue, tell it on GitHub if it came from there, and complete the claim.
+
+    The two calls are effects of one claim: where the comment fails, the next attempt makes it with the result that is
+    recorded, and does not ask the agent again.
+
+    Raises:
+        Escalate: the agent refused, or the comment needs a token that is not set.
+        Exception: whatever else went wrong; another attempt may do better.
+    """
+    issue = claim.row
+    about = About(id=issue.id, title=issue.title, body=issue.body)
+    limit = timedelta(seconds=agent.adapter.timeout_s) + SLACK
+    try:
+        result = await claim.once("agent", Call(agent, http, claim).ask, about, retry_safe=True, timeout=limit)
+    except Refused as error:
+        raise Escalate(f"agent {agent.id}: {error}") from error
+    claim.noted["result"] = result  # for whoever looks at the row, should it end otherwise than resolved
+    number = number_of(issue.external_ref)
+    if number is not None:
+        mark, text = claim.idempotency_key("comment"), comment_of(result)
+        await claim.once("comment", comment_once, issue.company_id, number, text, mark, retry_safe=True)
+    await claim.complete(result=result)
+
+
+async def may_be_deadly(pool: Pool, claim: Claim[Issue]) -> bool:
+    """Whether this is the last attempt at an issue whose last one ended with the process that made it."""
+    if claim.attempt == 1 or claim.attempt < claim.max_attempts:
+        return False
+    async with pool.transaction() as tx:
+        params = {"key": str(claim.row.id), "claim_seq": claim.claim_seq}
+        before = await (await tx.execute(ENDED_BEFORE, params)).fetchone()
+    return before is not None and before["outcome"] == "expired"

@@ -1,0 +1,549 @@
+"""What a worker claims and when, how it drains, and that nothing a handler or the database does ends it."""
+
+from __future__ import annotations
+
+import asyncio
+import time
+from collections.abc import Awaitable, Callable
+from datetime import timedelta
+from typing import Any
+
+import pytest
+from consumers import Stack, arrival, arrived, from_shortcut, quick, stack, stories
+from gates import attempts_of, backends, elsewhere, outcomes_of, row_of, sql, status_of, until, until_blocked
+from pydantic import BaseModel
+
+from webhooks import Claim, Consumer, Done, Event, Gate, GitHub, Pool, Shortcut, Transaction
+from webhooks.bell import TELL
+from webhooks.db import Ready
+from webhooks.errors import LostClaim
+from webhooks.worker import Worker
+
+# So long that nothing is found by polling before the test has failed.
+NEVER_S = 3600
+
+Run = Callable[[int], Awaitable[None]]
+
+
+def drafting(
+    run: Run, *, concurrency: int = 4, max_attempts: int = 3, lease: timedelta | None = None, row: Any = dict
+) -> tuple[Consumer, Gate[Any]]:
+    """Stories become sessions, which are drafted by `run`."""
+    shortcut, sessions = Shortcut(), Gate("patch_sessions", key="sc_id", row=row)
+
+    @shortcut.on("story.update")
+    async def open_session(event: Event, tx: Transaction) -> None:
+        await sessions.open(tx, sc_id=event.data["story_id"], title=event.data["name"])
+
+    @sessions.phase(
+        "received", claimed="drafting", done="drafted", concurrency=concurrency, max_attempts=max_attempts, lease=lease
+    )
+    async def draft(session: Any, claim: Claim[Any]) -> Done:
+        await run(int(str(claim.key)))
+        return claim.done(patch="a diff")
+
+    return Consumer(gates=[sessions], sources=[shortcut, GitHub()]), sessions
+
+
+async def nothing(key: int) -> None: ...
+
+
+async def waiting(pool: Pool, *keys: int, title: str = "a story", **columns: object) -> None:
+    """Sessions that wait to be drafted, without anybody being told."""
+    given = {"attempt_count": 0, "max_attempts": 3, **columns}
+    for key in keys:
+        await sql(
+            pool,
+            "INSERT INTO patch_sessions (sc_id, title, status, attempt_count, max_attempts)"
+            " VALUES (%(key)s, %(title)s, 'received', %(attempt_count)s, %(max_attempts)s)",
+            key=key,
+            title=title,
+            **given,
+        )
+
+
+async def drafted(pool: Pool) -> set[int]:
+    return {row["sc_id"] for row in await sql(pool, "SELECT sc_id FROM patch_sessions WHERE status = 'drafted'")}
+
+
+async def until_drafted(pool: Pool, *keys: int, within_s: float = 10) -> None:
+    async def all_are() -> bool:
+        return set(keys) <= await drafted(pool)
+
+    await until(all_are, within_s)
+
+
+async def settled(running: Stack, count: int, within_s: float = 10) -> None:
+    """Wait until that many deliveries have ended."""
+
+    async def all_are() -> bool:
+        done = await running.sql("SELECT id FROM deliveries WHERE status IN ('processed', 'ignored', 'dead')")
+        return len(done) >= count
+
+    await until(all_are, within_s)
+
+
+class Gauge:
+    """Counts what runs at once."""
+
+    def __init__(self) -> None:
+        self.now = self.most = self.runs = 0
+
+    async def __call__(self, key: int) -> None:
+        self.now, self.runs = self.now + 1, self.runs + 1
+        self.most = max(self.most, self.now)
+        await asyncio.sleep(0.02)
+        self.now -= 1
+
+
+# Finding work
+
+
+async def test_what_this_process_accepted_or_moved_is_claimed_without_a_look_at_the_queue(database_url: str) -> None:
+    consumer, _ = drafting(nothing)
+    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)) as running:
+        await until_looked(running.worker)
+        await running.send(from_shortcut(stories(7)))
+        await until_drafted(running.pool, 7, within_s=5)
+        # The events of a split request, too.
+        await running.send(from_shortcut(stories(8, 9)))
+        await until_drafted(running.pool, 8, 9, within_s=5)
+
+
+async def until_looked(worker: Worker | None) -> None:
+    """Wait until every lane has looked through its queue and waits to be told."""
+    assert worker is not None
+    lanes = list(worker._lanes.values())
+    await until(lambda: worker.bell._self_test and not any(lane._scan_now or lane._wake.is_set() for lane in lanes))
+
+
+async def test_what_others_left_is_found_by_polling(pool: Pool, database_url: str) -> None:
+    consumer, _ = drafting(nothing)
+    async with stack(database_url, consumer) as running:
+        await until_looked(running.worker)
+        await waiting(pool, 7)
+        await until_drafted(pool, 7)
+
+
+async def test_another_process_wakes_the_lanes(pool: Pool, database_url: str) -> None:
+    consumer, _ = drafting(nothing)
+    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)) as running:
+        await until_looked(running.worker)
+        await waiting(pool, 7)
+        async with await elsewhere(database_url) as other:
+            await other.execute(TELL, {"process": "another"})
+        await until_drafted(pool, 7, within_s=5)
+
+
+async def test_a_retry_is_found_when_its_back_off_is_over(pool: Pool, database_url: str) -> None:
+    runs = 0
+
+    async def fails_twice(key: int) -> None:
+        nonlocal runs
+        runs += 1
+        if runs < 3:
+            raise ValueError("not today")
+
+    consumer, _ = drafting(fails_twice)
+    async with stack(database_url, consumer):
+        await waiting(pool, 7)
+        await until_drafted(pool, 7)
+    assert await outcomes_of(pool, 7) == ["error", "error", "done"]
+
+
+@pytest.mark.parametrize("attempt_count", [0, 1])
+async def test_more_work_than_slots_is_done_a_slotful_at_a_time_without_waiting_for_a_poll(
+    pool: Pool, database_url: str, attempt_count: int
+) -> None:
+    gauge = Gauge()
+    consumer, _ = drafting(gauge)
+    await waiting(pool, *range(30), attempt_count=attempt_count)
+    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)):
+        await until_drafted(pool, *range(30), within_s=8)
+    assert (gauge.most, gauge.runs) == (4, 30)
+
+
+async def test_more_deliveries_than_slots_are_all_applied(database_url: str) -> None:
+    consumer, _ = drafting(nothing)
+    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S, deliveries_concurrency=2)) as running:
+        await until_looked(running.worker)
+        for start in range(0, 40, 20):
+            await asyncio.gather(*(running.send(from_shortcut(stories(key))) for key in range(start, start + 20)))
+        await settled(running, 40)
+        await until_drafted(running.pool, *range(40))
+
+
+@pytest.mark.invariant(4)
+async def test_two_workers_on_one_queue_run_each_row_once(pool: Pool, database_url: str) -> None:
+    gauge = Gauge()
+    consumer, _ = drafting(gauge)
+    await waiting(pool, *range(40))
+    async with stack(database_url, consumer), stack(database_url, consumer):
+        await until_drafted(pool, *range(40))
+    assert gauge.runs == 40
+    assert len(await sql(pool, "SELECT key FROM attempts")) == 40
+
+
+async def test_a_row_on_its_last_attempt_after_an_expiry_runs_as_the_only_such_row(
+    pool: Pool, database_url: str
+) -> None:
+    gauge = Gauge()
+    consumer, sessions = drafting(gauge)
+    await waiting(pool, *range(5), max_attempts=2)
+    claims = await sessions.take_next(pool, "drafting", 5)
+    assert len(claims) == 5
+    await sql(pool, "UPDATE patch_sessions SET lease_until = now() - interval '1 s'")
+    assert await sessions.sweep(pool, "drafting") == 5
+    await sql(pool, "UPDATE patch_sessions SET not_before = now()")
+    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)):
+        await until_drafted(pool, *range(5))
+    assert (gauge.most, gauge.runs) == (1, 5)
+
+
+@pytest.mark.invariant(6)
+async def test_the_sweep_frees_what_a_dead_worker_held(pool: Pool, database_url: str) -> None:
+    consumer, sessions = drafting(nothing, lease=timedelta(seconds=1))
+    await waiting(pool, 7)
+    # Claimed by somebody who renews nothing and never ends it.
+    assert await sessions.take(pool, "drafting", 7) is not None
+    async with stack(database_url, consumer):
+        await until_drafted(pool, 7)
+    assert await outcomes_of(pool, 7) == ["expired", "done"]
+
+
+@pytest.mark.invariant(6)
+async def test_the_sweep_frees_deliveries_too(database_url: str, pool: Pool) -> None:
+    consumer, _ = drafting(nothing)
+    [id_] = await arrived(pool, arrival(stories(7)))
+    await sql(
+        pool,
+        "UPDATE deliveries SET status = 'applying', claimed_from = 'received', attempt_count = 1,"
+        " lease_until = now() - interval '1 s'",
+    )
+    async with stack(database_url, consumer) as running:
+        await settled(running, 1)
+    assert (await sql(pool, "SELECT id, status FROM deliveries")) == [{"id": id_, "status": "processed"}]
+
+
+async def test_a_row_that_an_open_transaction_refers_to_is_still_found(pool: Pool, database_url: str) -> None:
+    await sql(pool, "CREATE TABLE notes (sc_id bigint REFERENCES patch_sessions)")
+    await waiting(pool, 7)
+    consumer, _ = drafting(nothing)
+    async with await elsewhere(database_url) as other:
+        await other.execute("BEGIN")
+        await other.execute("INSERT INTO notes VALUES (7)")
+        async with stack(database_url, consumer):
+            await until_drafted(pool, 7)
+
+
+# The sweep and who completes
+
+
+@pytest.mark.invariant(5)
+async def test_a_sweep_that_meets_a_row_being_completed_writes_nothing(pool: Pool, database_url: str) -> None:
+    _, sessions = drafting(nothing)
+    await waiting(pool, 7)
+    claim = await sessions.take(pool, "drafting", 7)
+    assert claim is not None
+    await sql(pool, "UPDATE patch_sessions SET lease_until = now() - interval '1 s'")
+    async with await elsewhere(database_url) as holder:
+        # The completion has written the row, and waits before its commit.
+        await holder.execute("BEGIN")
+        await holder.execute("SELECT FROM attempts FOR UPDATE")
+        completing = asyncio.create_task(claim.complete(patch="a diff"))
+        await until_blocked(pool)
+        assert await sessions.sweep(pool, "drafting") == 0
+        await holder.execute("ROLLBACK")
+        await completing
+    assert await sessions.sweep(pool, "drafting") == 0
+    assert (await row_of(pool, 7))["status"] == "drafted"
+
+
+@pytest.mark.invariant(5)
+async def test_a_completion_that_meets_a_row_being_swept_writes_nothing(pool: Pool, database_url: str) -> None:
+    _, sessions = drafting(nothing)
+    await waiting(pool, 7)
+    claim = await sessions.take(pool, "drafting", 7)
+    assert claim is not None
+    await sql(pool, "UPDATE patch_sessions SET lease_until = now() - interval '1 s'")
+    async with await elsewhere(database_url) as holder:
+        await holder.execute("BEGIN")
+        await holder.execute("SELECT FROM attempts FOR UPDATE")
+        sweeping = asyncio.create_task(sessions.sweep(pool, "drafting"))
+        await until_blocked(pool)
+        completing = asyncio.create_task(claim.complete(patch="a diff"))
+        await until_blocked(pool, 2)
+        await holder.execute("ROLLBACK")
+        assert await sweeping == 1
+        with pytest.raises(LostClaim):
+            await completing
+    row = await row_of(pool, 7)
+    assert (row["status"], row["patch"]) == ("received", None)
+
+
+# Whatever a handler does
+
+
+@pytest.mark.invariant(6)
+@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), BaseException("odd"), ValueError("usual")])
+async def test_nothing_that_a_phase_raises_ends_the_worker(pool: Pool, database_url: str, error: BaseException) -> None:
+    async def raises(key: int) -> None:
+        if key == 7:
+            raise error
+
+    consumer, _ = drafting(raises, max_attempts=2)
+    await waiting(pool, 7, max_attempts=2)
+    async with stack(database_url, consumer) as running:
+
+        async def escalated() -> bool:
+            return await status_of(pool, 7) == "escalated"
+
+        await until(escalated)
+        await waiting(pool, 8)
+        await until_drafted(pool, 8)
+        assert running.worker is not None
+        assert running.worker.alive
+    assert await outcomes_of(pool, 7) == ["error", "error"]
+
+
+@pytest.mark.invariant(6)
+async def test_an_event_handler_that_exits_is_charged_and_writes_nothing(database_url: str) -> None:
+    shortcut = Shortcut()
+
+    @shortcut.on("story.update")
+    async def handle(event: Event, tx: Transaction) -> None:
+        await tx.execute("INSERT INTO decisions (table_name, key, decision, decided_by, reason) SELECT '','','','',''")
+        raise SystemExit("leaving")
+
+    async with stack(database_url, Consumer(gates=[], sources=[shortcut])) as running:
+        await running.send(from_shortcut(stories(7)))
+        await settled(running, 1)
+        [row] = await running.deliveries()
+        assert (row["status"], row["attempt_count"]) == ("dead", 5)
+        assert "SystemExit" in row["last_error"]
+        assert await running.sql("SELECT id FROM decisions") == []
+
+
+async def test_a_row_that_does_not_fit_its_model_is_released_and_the_others_run(pool: Pool, database_url: str) -> None:
+    class Row(BaseModel):
+        sc_id: int
+        title: str
+        note: int | None
+
+    consumer, _ = drafting(nothing, row=Row)
+    await waiting(pool, *range(5))
+    await sql(pool, "UPDATE patch_sessions SET note = 'no number' WHERE sc_id = 1")
+    async with stack(database_url, consumer):
+
+        async def escalated() -> bool:
+            return await status_of(pool, 1) == "escalated"
+
+        await until(escalated)
+        await until_drafted(pool, 0, 2, 3, 4)
+    row = await row_of(pool, 1)
+    assert (row["attempt_count"], "note" in row["last_error"]) == (3, True)
+
+
+@pytest.mark.invariant(6)
+async def test_a_phase_that_blocks_the_loop_for_longer_than_its_lease_keeps_its_row(
+    pool: Pool, database_url: str
+) -> None:
+    async def blocks(key: int) -> None:
+        time.sleep(2.2)  # noqa: ASYNC251 - what it is about
+
+    consumer, _ = drafting(blocks, lease=timedelta(seconds=1))
+    await waiting(pool, 7)
+    async with stack(database_url, consumer), stack(database_url, consumer):
+        await until_drafted(pool, 7)
+    assert await outcomes_of(pool, 7) == ["done"]
+
+
+# Drain
+
+
+@pytest.mark.invariant(6)
+async def test_what_runs_ends_before_a_worker_stops_and_nothing_more_is_claimed(pool: Pool, database_url: str) -> None:
+    started, may_end = asyncio.Event(), asyncio.Event()
+
+    async def waits(key: int) -> None:
+        started.set()
+        await may_end.wait()
+
+    consumer, _ = drafting(waits, concurrency=1)
+    await waiting(pool, 7, 8)
+    async with stack(database_url, consumer) as running:
+        assert running.worker is not None
+        await started.wait()
+        stopping = asyncio.create_task(running.worker.stop())
+        await until(lambda: not running.worker or not running.worker._tasks)
+        may_end.set()
+        await stopping
+        assert [await status_of(pool, key) for key in (7, 8)] == ["drafted", "received"]
+    assert await outcomes_of(pool, 8) == []
+
+
+@pytest.mark.invariant(6)
+async def test_what_runs_for_longer_than_the_drain_is_interrupted_uncharged_and_can_be_claimed_at_once(
+    pool: Pool, database_url: str
+) -> None:
+    started = asyncio.Event()
+
+    async def waits(key: int) -> None:
+        started.set()
+        await asyncio.Event().wait()
+
+    consumer, sessions = drafting(waits)
+    await waiting(pool, 7)
+    async with stack(database_url, consumer) as running:
+        assert running.worker is not None
+        await started.wait()
+        await running.worker.stop(drain_s=0.05)
+    row = await row_of(pool, 7)
+    assert (row["status"], row["attempt_count"]) == ("received", 0)
+    assert await outcomes_of(pool, 7) == ["interrupted"]
+    assert await sessions.take(pool, "drafting", 7) is not None
+
+
+@pytest.mark.invariant(6)
+async def test_leases_are_renewed_while_a_worker_drains(pool: Pool, database_url: str) -> None:
+    started = asyncio.Event()
+
+    async def takes_long(key: int) -> None:
+        started.set()
+        await asyncio.sleep(2.2)
+
+    consumer, sessions = drafting(takes_long, lease=timedelta(seconds=1))
+    await waiting(pool, 7)
+    async with stack(database_url, consumer) as running:
+        assert running.worker is not None
+        await started.wait()
+        stopping = asyncio.create_task(running.worker.stop(drain_s=10))
+        while not stopping.done():
+            assert await sessions.sweep(pool, "drafting") == 0
+            await asyncio.sleep(0.2)
+        await stopping
+    assert await outcomes_of(pool, 7) == ["done"]
+
+
+async def test_a_handler_that_ignores_its_cancellation_does_not_hold_up_the_stop(
+    pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webhooks.worker.SETTLE_S", 0.1)
+    started, over = asyncio.Event(), asyncio.Event()
+
+    async def stubborn(key: int) -> None:
+        started.set()
+        while not over.is_set():
+            try:
+                await over.wait()
+            except asyncio.CancelledError:
+                continue
+
+    consumer, _ = drafting(stubborn)
+    await waiting(pool, 7)
+    async with stack(database_url, consumer) as running:
+        assert running.worker is not None
+        await started.wait()
+        async with asyncio.timeout(2):
+            await running.worker.stop(drain_s=0)
+        over.set()
+        await until_drafted(pool, 7)
+
+
+# Connections
+
+
+async def test_a_worker_outlives_the_loss_of_every_connection(database_url: str) -> None:
+    started, lost = asyncio.Event(), asyncio.Event()
+
+    async def waits(key: int) -> None:
+        if key == 7:
+            started.set()
+            await lost.wait()
+
+    consumer, _ = drafting(waits)
+    async with stack(database_url, consumer) as running, await elsewhere(database_url) as other:
+        assert running.worker is not None
+        await running.send(from_shortcut(stories(7)))
+        await started.wait()
+        await other.execute("SELECT count(pg_terminate_backend(pid)) FROM unnest(%s) AS pid", (backends(database_url),))
+        lost.set()
+
+        async def ended() -> bool:
+            outcomes = await other.execute("SELECT key, outcome FROM attempts WHERE table_name = 'patch_sessions'")
+            return await outcomes.fetchall() == [{"key": "7", "outcome": "done"}]
+
+        # What was running is not charged for the loss.
+        await until(ended)
+        assert (await running.send(from_shortcut(stories(8)))).status_code == 202
+        await until_drafted(running.pool, 7, 8)
+        assert running.worker.alive
+
+
+LISTENING = (
+    "SELECT pid FROM pg_stat_activity WHERE datname = current_database() AND application_name = 'webhooks'"
+    " AND query IN ('LISTEN webhooks', 'SELECT 1')"
+)
+
+
+async def test_a_lost_listen_connection_is_made_again_and_what_was_told_meanwhile_is_looked_for(
+    database_url: str, pool: Pool
+) -> None:
+    consumer, _ = drafting(nothing)
+    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)) as running:
+        await until_looked(running.worker)
+        [listening] = await sql(pool, LISTENING)
+        await sql(pool, "SELECT pg_terminate_backend(%(pid)s)", **listening)
+        await waiting(pool, 7)
+        await until_drafted(pool, 7, within_s=10)
+        await until_looked(running.worker)
+        await waiting(pool, 8)
+        async with await elsewhere(database_url) as other:
+            await other.execute(TELL, {"process": "another"})
+        await until_drafted(pool, 8, within_s=5)
+
+
+async def test_while_nobody_listens_work_is_found_by_polling(
+    database_url: str, pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    consumer, _ = drafting(nothing)
+    async with stack(database_url, consumer) as running:
+        await until_looked(running.worker)
+        monkeypatch.setattr("webhooks.bell.LISTEN_AGAIN_AFTER_S", NEVER_S)
+        [listening] = await sql(pool, LISTENING)
+        await sql(pool, "SELECT pg_terminate_backend(%(pid)s)", **listening)
+        await waiting(pool, 7)
+        await until_drafted(pool, 7)
+
+
+# Life
+
+
+async def test_a_worker_is_alive_from_start_to_stop(pool: Pool) -> None:
+    consumer, _ = drafting(nothing)
+    worker = Worker(pool, consumer)
+    assert not worker.alive
+    worker.start()
+    await until(lambda: worker.alive)
+    await worker.stop()
+    assert not worker.alive
+
+
+async def test_a_row_of_a_table_that_nobody_drives_is_passed_over(pool: Pool) -> None:
+    consumer, _ = drafting(nothing)
+    Worker(pool, consumer).know([Ready("issues", "claimed", 1), Ready("patch_sessions", "opening", 1)])
+
+
+async def test_a_phase_without_a_function_is_swept_and_not_run(pool: Pool, database_url: str) -> None:
+    sessions = Gate("patch_sessions", key="sc_id")
+    sessions.phase("received", claimed="drafting", done="drafted", lease=timedelta(seconds=1))
+    await waiting(pool, 7, 8)
+    assert await sessions.take(pool, "drafting", 7) is not None
+    async with stack(database_url, Consumer(gates=[sessions], sources=[])):
+
+        async def freed() -> bool:
+            return await status_of(pool, 7) == "received"
+
+        await until(freed)
+    assert await outcomes_of(pool, 7) == ["expired"]
+    assert await attempts_of(pool, 8) == []

@@ -1,0 +1,126 @@
+"""How a row stands: whether a claim would win it now, and if not, why not and what to do. Pure."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+from dataclasses import dataclass
+from datetime import datetime, timedelta
+from typing import Any, Literal
+
+from webhooks.gate import Gate
+from webhooks.inbox import inbox
+from webhooks.phase import Phase
+
+Reason = Literal[
+    "claimable",
+    "missing",
+    "escalated",
+    "held",
+    "lease over",
+    "claimed by hand",
+    "exhausted",
+    "parked",
+    "not due",
+    "wrong status",
+]
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """What would become of a claim made now.
+
+    Args:
+        reason: why it would be refused; `claimable` when it would not.
+        told: the same as a sentence.
+        do: what to do about it, with the command where there is one.
+    """
+
+    reason: Reason
+    told: str
+    do: str
+
+    @property
+    def claimable(self) -> bool:
+        return self.reason == "claimable"
+
+
+def standing(gate: Gate[Any], label: str, row: Mapping[str, Any] | None, now: datetime, lease: timedelta) -> Standing:
+    """Say what would become of a claim.
+
+    Args:
+        gate: the gate over the row's table.
+        label: the row as people name it.
+        row: its gate columns; None where there is no such row.
+        now: the database's time.
+        lease: how long a claim lasts where its phase does not say.
+    """
+    if row is None:
+        return Standing("missing", "there is no such row", "look at what arrived: webhooks deliveries")
+    status = row["status"]
+    if status == gate.escalated:
+        told = f"it is {status}, a person has to decide: {row['last_error'] or 'no reason is recorded'}"
+        if row["claimed_from"] is None:
+            return Standing("escalated", told, f"webhooks resolve {label} --to STATUS --reason …")
+        do = f"webhooks retry {label} --reason …, or webhooks resolve {label} --to STATUS --reason …"
+        return Standing("escalated", told, do)
+    if status in gate.phases:
+        return _claimed(label, row, now, gate.phases[status].lease or lease)
+    phase = gate.entered(status)
+    if phase is None:
+        waits = ", ".join(each.ready for each in gate.phases.values())
+        told = f"it is in {status}, where no phase claims; phases wait in {waits}"
+        return Standing("wrong status", told, "an event has to move it, or nothing is left to do: webhooks deliveries")
+    return _ready(label, row, now, phase, worked=phase.function is not None or gate is inbox)
+
+
+def _claimed(label: str, row: Mapping[str, Any], now: datetime, lease: timedelta) -> Standing:
+    if row["lease_until"] is None:
+        told = f"it was set to {row['status']} by hand, without a lease"
+        return Standing("claimed by hand", told, "the next sweep gives it a lease and a way back: webhooks work")
+    until, claimed_at = row["lease_until"], row["claimed_at"]
+    told = (
+        f"{row['claimed_by'] or 'somebody'} has held it in {row['status']} since {_at(claimed_at)}, "
+        f"attempt {row['attempt_count']} of {row['max_attempts']}; its lease "
+    )
+    if until <= now:
+        told += f"was over at {_at(until)}, {_span(now - until)} ago: that process has stopped answering"
+        return Standing("lease over", told, "the next sweep frees it: webhooks work, and webhooks status")
+    told += f"lasts until {_at(until)}, {_span(until - now)} from now"
+    renewed = until - lease
+    if claimed_at is not None and claimed_at <= renewed <= now:
+        told += f", and was renewed {_span(now - renewed)} ago"
+        # Renewed every third of the lease: two of them are missing.
+        if now - renewed > lease * 2 / 3:
+            told += ", which is too long: that process may have died"
+            return Standing("held", told, "when the lease is over a sweep frees it: webhooks work")
+    return Standing("held", f"{told}: that process is alive", f"wait for its end: webhooks why {label}")
+
+
+def _ready(label: str, row: Mapping[str, Any], now: datetime, phase: Phase, *, worked: bool) -> Standing:
+    count, most, due = row["attempt_count"], row["max_attempts"], row["not_before"]
+    if count >= most:
+        told = f"it is exhausted: {count} of {most} attempts are used up"
+        do = f"the next sweep escalates it (webhooks work); then: webhooks retry {label} --reason …"
+        return Standing("exhausted", told, do)
+    if due > now:
+        when = f"it is not due until {_at(due)}, {_span(due - now)} from now"
+        if row.get("parked_on"):
+            told = f"{when}: it is parked on {row['parked_on']} since {_at(row['parked_since'])}"
+            return Standing("parked", told, f"it is due as soon as that row moves: webhooks why {row['parked_on']}")
+        why = f" ({row['last_error']})" if row["last_error"] else ""
+        return Standing(
+            "not due", f"{when}, after {count} of {most} attempts{why}", "wait: it is claimed when it is due"
+        )
+    told = f"yes: it waits in {row['status']} for {phase.claimed}, with {most - count} of {most} attempts left"
+    if not worked:
+        return Standing("claimable", told, "no worker runs this phase: the code that claims it has to ask")
+    return Standing("claimable", told, "a running worker claims it at once: webhooks work")
+
+
+def _at(moment: datetime | None) -> str:
+    return "an unknown time" if moment is None else moment.isoformat(sep=" ", timespec="seconds")
+
+
+def _span(span: timedelta) -> str:
+    seconds = span.total_seconds()
+    return f"{seconds:.1f} s" if seconds < 10 else f"{seconds:.0f} s"
