@@ -102,11 +102,11 @@ class Call:
             ):
                 body = await _capped(response)
         except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NotDone(f"no connection to {url}: {error or type(error).__name__}") from error
+            raise NotDone(f"no connection to {url}: {str(error) or type(error).__name__}") from error
         except TimeoutError:
             raise AgentFailed(f"{url} did not answer within {adapter.timeout_s:g} s") from None
         except httpx.TransportError as error:
-            raise AgentFailed(f"the connection to {url} broke: {error or type(error).__name__}") from error
+            raise AgentFailed(f"the connection to {url} broke: {str(error) or type(error).__name__}") from error
         if response.is_success:
             return body
         complaint = f"{url} answered {response.status_code}: {_said(response, body)}"

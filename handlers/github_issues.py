@@ -63,7 +63,7 @@ class IssueEvent(BaseModel):
     def priority(self) -> Priority:
         """The highest that a label names, else medium."""
         named = (_after(PRIORITY_LABEL, label.name).casefold() for label in self._labels)
-        found = [priority for name in named if (priority := PRIORITY_OF.get(name)) is not None]
+        found: list[Priority] = [priority for name in named if (priority := PRIORITY_OF.get(name)) is not None]
         return min(found, key=PRIORITIES.index) if found else "medium"
 
     @property

@@ -117,7 +117,9 @@ async def due(pool: Pool) -> None:
     await sql(pool, "UPDATE issues SET not_before = now() WHERE status = 'open'")
 
 
-async def run(pool: Pool, agent: str | None = None, limit: int | None = None, *, company: str = "acme") -> dict[str, int]:
+async def run(
+    pool: Pool, agent: str | None = None, limit: int | None = None, *, company: str = "acme"
+) -> dict[str, int]:
     """One heartbeat from its beginning to its end: what it counted."""
     return (await (await begin(pool, Wanted(company, agent, limit))).work()).counts()
 
@@ -127,7 +129,10 @@ async def agents_served(chance: random.Random | None = None) -> AsyncIterator[tu
     """The stand-in's agents on a socket, and where they are."""
     standin = AgentStandin(chance)
     async with served(Starlette(routes=[Mount("/", routes=standin.routes())])) as port:
-        yield standin, f"http://127.0.0.1:{port}"
+        try:
+            yield standin, f"http://127.0.0.1:{port}"
+        finally:
+            await standin.close()
 
 
 @asynccontextmanager
@@ -137,9 +142,10 @@ async def control_of(pool: Pool) -> AsyncIterator[httpx.AsyncClient]:
     app = Control(Process(asker, pool.settings, None, None), consumer).app()
     app.state.pool = pool
     try:
-        async with served(app) as port, httpx.AsyncClient(
-            base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False
-        ) as client:
+        async with (
+            served(app) as port,
+            httpx.AsyncClient(base_url=f"http://127.0.0.1:{port}", timeout=120, trust_env=False) as client,
+        ):
             yield client
     finally:
         await asker.close()

@@ -390,7 +390,8 @@ async def test_stopping_does_not_wait_long_for_a_database_that_says_nothing_and_
         async with asyncio.timeout(2):
             await accepter.stop()
             answers = await asyncio.gather(*waiting, return_exceptions=True)
-    assert all(isinstance(answer, Unavailable) for answer in answers)
+    # The other connection may have stored what came behind the group that hangs.
+    assert {type(answer) for answer in answers} in ({Unavailable}, {Unavailable, Accepted})
 
 
 async def test_a_request_that_is_gone_is_stored_all_the_same_and_disturbs_nobody(here: Inbox) -> None:

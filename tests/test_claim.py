@@ -673,6 +673,25 @@ async def test_a_lost_claim_writes_nothing_through_its_transaction(pool: Pool) -
     assert (await row_of(pool, 1))["note"] is None
 
 
+@pytest.mark.invariant(5)
+@pytest.mark.parametrize("ending", ["raises", "completes", "writes"])
+async def test_a_row_that_somebody_moved_by_hand_stays_where_it_is(pool: Pool, ending: str) -> None:
+    """Case 31: by hand, with all that the claim has written still in the row."""
+    claim = await taken(pool)
+    with pytest.raises((ValueError, LostClaim)):
+        async with claim.held():
+            await sql(pool, "UPDATE patch_sessions SET status = 'closed' WHERE sc_id = 1")
+            if ending == "raises":
+                raise ValueError("no")
+            if ending == "completes":
+                await claim.complete(patch="too late")
+            async with claim.transaction() as tx:
+                await tx.execute("UPDATE patch_sessions SET patch = 'too late'")
+    row = await row_of(pool, 1)
+    assert (row["status"], row["patch"], row["last_error"]) == ("closed", None, None)
+    assert await outcomes_of(pool, 1) == ["lost"]
+
+
 async def taken_over(pool: Pool) -> Claim[Any]:
     """The lease of row 1 is over, and somebody else claimed it: the status is the same again."""
     gate = a_gate()

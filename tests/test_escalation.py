@@ -15,7 +15,7 @@ from click.testing import CliRunner, Result
 from consumers import arrival, arrived, quick
 from gates import a_gate, due, expire, opened, outcomes_of, row_of, sql, status_of
 
-from webhooks import Claim, Consumer, Escalate, Gate, GitHub, NotDone, Pool
+from webhooks import Consumer, Escalate, GitHub, NotDone, Pool
 from webhooks.apply import apply
 from webhooks.cli.main import cli
 from webhooks.control import Control
@@ -358,7 +358,7 @@ async def test_only_an_effect_whose_answer_is_missing_can_be_told(pool: Pool) ->
     "text", ["charge", "charge=done", "=done:1", "charge=done:{", "charge=done:NaN", "charge=failed"]
 )
 def test_what_is_no_word_about_an_effect_is_refused(text: str) -> None:
-    with pytest.raises(ValueError, match="not-done|is not JSON"):
+    with pytest.raises(ValueError, match=r"not-done|is not JSON"):
         told(text)
 
 
@@ -609,7 +609,5 @@ async def test_a_decision_is_behind_the_same_checks(pool: Pool) -> None:
 
 async def test_a_claim_of_an_escalated_row_is_refused(pool: Pool) -> None:
     await escalate(pool)
-    claim: Claim[Any] | None = await GATE.take(pool, "drafting", 1)
-    assert claim is None
-    gate: Gate[Any] = GATE
-    assert await gate.take_next(pool, "drafting", 5) == []
+    assert await GATE.take(pool, "drafting", 1) is None
+    assert await GATE.take_next(pool, "drafting", 5) == []

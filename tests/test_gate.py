@@ -117,6 +117,17 @@ async def test_a_row_that_somebody_locks_for_long_counts_as_zero_rows(pool: Pool
     assert await gate.take(pool, "drafting", 1) is not None
 
 
+@pytest.mark.invariant(4)
+async def test_the_next_row_is_one_that_nobody_locks(pool: Pool, database_url: str) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1, 2)
+    other = await elsewhere(database_url)
+    async with other, other.transaction():
+        await other.execute("SELECT FROM patch_sessions WHERE sc_id = 1 FOR UPDATE")
+        [claim] = await gate.take_next(pool, "drafting", 1)
+        assert claim.key == 2
+
+
 async def test_a_claim_that_waited_for_a_lock_gets_a_whole_lease(pool: Pool, database_url: str) -> None:
     """`now()` would be the time at which it began to wait."""
     gate = a_gate(lease=timedelta(seconds=1))

@@ -18,7 +18,7 @@ LAYERS = (
     ("signatures", "statements", "shape", "renewer", "migrate", "postmaster"),
     ("sources", "embedded"),
     ("pool",),
-    ("effects",),
+    ("effects", "wire"),
     ("claim",),
     ("gate",),
     ("inbox",),

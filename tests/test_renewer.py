@@ -145,10 +145,55 @@ async def test_a_claim_whose_row_was_taken_is_cancelled_and_writes_nothing(pool:
                 raise
     assert cancelled
     assert second is not None
+    # Nobody renews the second claim yet, least of all the first.
+    assert (await row_of(pool, 1))["lease_until"] == second.lease_until
     async with second.held():
         await second.complete(patch="of the second")
     assert (await row_of(pool, 1))["patch"] == "of the second"
     assert await outcomes_of(pool, 1) == ["expired", "done"]
+
+
+@pytest.mark.invariant(5)
+@pytest.mark.parametrize("by_hand", ["claimed", "moved on"])
+async def test_a_row_that_somebody_changed_by_hand_is_not_renewed(pool: Pool, by_hand: str) -> None:
+    """The number of the claim is still in the row, and with the one its status, with the other its lease."""
+    claim = await taken(pool)
+    with pytest.raises(LostClaim):
+        async with claim.held():
+            if by_hand == "claimed":
+                await expire(pool, 1)
+                assert await a_gate(lease=SECOND).sweep(pool, "drafting") == 1
+                await sql(pool, "UPDATE patch_sessions SET status = 'drafting' WHERE status = 'clarified'")
+            else:
+                await sql(pool, "UPDATE patch_sessions SET status = 'closed'")
+            before = await row_of(pool, 1)
+            await until(lambda: lease_of(claim).lost)
+            await asyncio.Event().wait()
+    assert await row_of(pool, 1) == before
+    assert before["claim_seq"] == claim.claim_seq
+
+
+async def test_a_locked_row_does_not_cost_its_neighbours_their_leases(pool: Pool, database_url: str) -> None:
+    gate = a_gate(lease=SECOND)
+    await opened(pool, gate, 1, 2)
+    locked, free = await gate.take_next(pool, "drafting", 2)
+    other = await elsewhere(database_url)
+
+    async def renewed() -> bool:
+        row = await row_of(pool, 2)
+        return bool(row["lease_until"] - row["claimed_at"] > 2 * SECOND)
+
+    async def hold(claim: Claim[Any]) -> None:
+        with pytest.raises(LostClaim):
+            async with claim.held():
+                await asyncio.Event().wait()
+
+    async with other, free.held():
+        await other.execute("BEGIN; SELECT FROM patch_sessions WHERE sc_id = 1 FOR UPDATE")
+        holding = asyncio.create_task(hold(locked))
+        await until(renewed)
+        await holding
+        await free.complete()
 
 
 @pytest.mark.invariant(5)

@@ -285,25 +285,26 @@ async def test_a_completion_that_meets_a_row_being_swept_writes_nothing(pool: Po
 
 
 @pytest.mark.invariant(6)
-@pytest.mark.parametrize("error", [SystemExit(3), KeyboardInterrupt(), BaseException("odd"), ValueError("usual")])
-async def test_nothing_that_a_phase_raises_ends_the_worker(pool: Pool, database_url: str, error: BaseException) -> None:
-    async def raises(key: int) -> None:
-        if key == 7:
-            raise error
+async def test_nothing_that_a_phase_raises_ends_the_worker(pool: Pool, database_url: str) -> None:
+    errors = {1: SystemExit(3), 2: KeyboardInterrupt(), 3: BaseException("odd"), 4: ValueError("usual")}
 
-    consumer, _ = drafting(raises, max_attempts=2)
-    await waiting(pool, 7, max_attempts=2)
+    async def raises(key: int) -> None:
+        if key in errors:
+            raise errors[key]
+
+    consumer, _ = drafting(raises)
+    await waiting(pool, *errors, max_attempts=2)
     async with stack(database_url, consumer) as running:
 
-        async def escalated() -> bool:
-            return await status_of(pool, 7) == "escalated"
+        async def all_escalated() -> bool:
+            return len(await sql(pool, "SELECT sc_id FROM patch_sessions WHERE status = 'escalated'")) == len(errors)
 
-        await until(escalated)
+        await until(all_escalated)
         await waiting(pool, 8)
         await until_drafted(pool, 8)
         assert running.worker is not None
         assert running.worker.alive
-    assert await outcomes_of(pool, 7) == ["error", "error"]
+    assert [await outcomes_of(pool, key) for key in errors] == [["error", "error"]] * len(errors)
 
 
 @pytest.mark.invariant(6)
@@ -315,7 +316,8 @@ async def test_an_event_handler_that_exits_is_charged_and_writes_nothing(databas
         await tx.execute("INSERT INTO decisions (table_name, key, decision, decided_by, reason) SELECT '','','','',''")
         raise SystemExit("leaving")
 
-    async with stack(database_url, Consumer(gates=[], sources=[shortcut])) as running:
+    settings = quick(poll_s=0.05, backoff_max_s=0.05)
+    async with stack(database_url, Consumer(gates=[], sources=[shortcut]), settings=settings) as running:
         await running.send(from_shortcut(stories(7)))
         await settled(running, 1)
         [row] = await running.deliveries()
@@ -527,6 +529,18 @@ async def test_a_worker_is_alive_from_start_to_stop(pool: Pool) -> None:
     await until(lambda: worker.alive)
     await worker.stop()
     assert not worker.alive
+
+
+async def test_a_worker_stops_at_whatever_moment_it_is_told_to(database_url: str) -> None:
+    consumer, _ = drafting(nothing)
+    for steps in range(10):
+        async with Pool.open(database_url, settings=quick()) as pool:
+            worker = Worker(pool, consumer)
+            worker.start()
+            for _ in range(steps):
+                await asyncio.sleep(0)
+            async with asyncio.timeout(5):
+                await worker.stop()
 
 
 async def test_a_row_of_a_table_that_nobody_drives_is_passed_over(pool: Pool) -> None:

@@ -1,7 +1,8 @@
 """Accepting in groups: while one flush is on its way the next requests collect, and one commit answers them all.
 
-One long-lived task owns the connection and every flush; requests only wait for their answer. A server that does not
-answer in time is left, and until a new connection stands every request is refused at once.
+Two long-lived tasks, each with a connection of its own, take turns at flushing, so that one group is on its way to the
+disk while the next is being sent; requests only wait for their answer. A server that does not answer in time is left,
+and until a new connection stands every request is refused at once.
 """
 
 from __future__ import annotations
@@ -11,6 +12,7 @@ from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from functools import partial
+from typing import LiteralString
 
 import structlog
 
@@ -31,10 +33,10 @@ MOST_WAITING_BYTES = 64 * 1024 * 1024
 MOST_TRIES = 3
 WITHIN_S = 3.0
 RECONNECT_EVERY_S = 0.5
-LIMITS = "SELECT set_config('statement_timeout', '3s', true), set_config('lock_timeout', %(lock_timeout)s, true)"
-LOCK_TIMEOUT = "1s"
+FLUSHES_AT_ONCE = 2
+LIMITS = "; SET LOCAL statement_timeout = '3s'"
 # A delivery tried by itself, because its group was refused, must not hold up the others behind another copy of it.
-LOCK_TIMEOUT_ALONE = "100ms"
+LIMITS_ALONE = "; SET LOCAL statement_timeout = '3s'; SET LOCAL lock_timeout = '100ms'"
 AWAY = "the database does not answer"
 
 
@@ -71,9 +73,9 @@ class Accepter:
         self._waiting_bytes = 0
         self._unanswered: set[asyncio.Future[Accepted]] = set()
         self._arrived = asyncio.Event()
-        self._wire = Wire(pool)
+        self._wires = [Wire(pool) for _ in range(FLUSHES_AT_ONCE)]
         self._away = False
-        self._task: asyncio.Task[None] | None = None
+        self._tasks: list[asyncio.Task[None]] = []
 
     @property
     def away(self) -> bool:
@@ -81,21 +83,22 @@ class Accepter:
         return self._away
 
     async def start(self) -> None:
-        """Connect, and start the task that flushes. A database that is away is no error: it may come."""
-        if not await self._connect(WITHIN_S):
+        """Connect, and start the tasks that flush. A database that is away is no error: it may come."""
+        if not all(await asyncio.gather(*(self._connect(wire, WITHIN_S) for wire in self._wires))):
             self._leave()
-        self._task = asyncio.create_task(self._run(), name="webhooks-accept")
+        self._tasks = [asyncio.create_task(self._run(wire), name="webhooks-accept") for wire in self._wires]
 
     async def stop(self) -> None:
         """Answer what waits, refuse what cannot be stored within three seconds, then end."""
         if self._unanswered:
             await asyncio.wait(self._unanswered, timeout=WITHIN_S)
-        if self._task is not None:
-            self._task.cancel()
-            await asyncio.gather(self._task, return_exceptions=True)
+        for task in self._tasks:
+            task.cancel()
+        await asyncio.gather(*self._tasks, return_exceptions=True)
         self._away = True
         self._refuse_all()
-        await self._wire.close()
+        for wire in self._wires:
+            await wire.close()
 
     async def accept(self, delivery: Delivery) -> Accepted:
         """Store a delivery, and return once it is durable.
@@ -119,16 +122,16 @@ class Accepter:
         finally:
             self._unanswered.discard(waiting.answer)
 
-    async def _run(self) -> None:
+    async def _run(self, wire: Wire) -> None:
         while True:
-            if not self._wire.up and not await self._connect(WITHIN_S):
+            if not wire.up and not await self._connect(wire, WITHIN_S):
                 self._leave()
                 await asyncio.sleep(RECONNECT_EVERY_S)
                 continue
-            if not self._queue:
+            while not self._queue:
                 self._arrived.clear()
                 await self._arrived.wait()
-            await self._answer(self._next_group())
+            await self._answer(wire, self._next_group())
 
     def _next_group(self) -> list[Waiting]:
         group: list[Waiting] = []
@@ -145,55 +148,54 @@ class Accepter:
         self._waiting_bytes -= len(waiting.delivery.body)
         return waiting
 
-    async def _answer(self, group: list[Waiting]) -> None:
+    async def _answer(self, wire: Wire, group: list[Waiting]) -> None:
         """Store a group. Its senders have an answer within three seconds of the arrival of the oldest one."""
         now = asyncio.get_running_loop().time()
         # A group that waited behind a slow one still gets a fair try.
         until = max(min(waiting.since for waiting in group) + WITHIN_S, now + WITHIN_S / 3)
         try:
-            if not await self._store(group, until):
+            if not await self._store(wire, group, until):
                 self._leave()
         finally:
             # Also when this task is stopped in the middle: what was sent may be stored, a second copy will find out.
             for waiting in group:
                 waiting.give(Unavailable(AWAY))
 
-    async def _store(self, group: list[Waiting], until: float) -> bool:
+    async def _store(self, wire: Wire, group: list[Waiting], until: float) -> bool:
         """Flush a group, and answer whom that answers; return whether the database is still there."""
         loop = asyncio.get_running_loop()
         for _ in range(MOST_TRIES):
-            error = await self._wire.run(partial(self._flush, group, LOCK_TIMEOUT), until - loop.time())
+            error = await wire.run(partial(self._flush, group, LIMITS), until - loop.time())
             if error is None:
                 return True
             if isinstance(error, Unavailable):
                 break
-            if self._wire.up:
+            if wire.up:
                 log.warning("a group of deliveries was refused, trying each", count=len(group), error=str(error))
-                return await self._store_each(group, until)
+                return await self._store_each(wire, group, until)
             # Whether it was stored is unknown: tried again, it may come back as a copy of itself.
             log.warning("the connection was lost under a flush", error=str(error))
-            if not await self._connect(until - loop.time()):
+            if not await self._connect(wire, until - loop.time()):
                 break
         return False
 
-    async def _store_each(self, group: list[Waiting], until: float) -> bool:
+    async def _store_each(self, wire: Wire, group: list[Waiting], until: float) -> bool:
         """Flush each delivery for itself, because one of them, or a lock, refused the whole."""
         loop = asyncio.get_running_loop()
         for waiting in group:
             if loop.time() > until:
                 break
-            error = await self._wire.run(partial(self._flush, [waiting], LOCK_TIMEOUT_ALONE), WITHIN_S / 3)
-            if not self._wire.up:
+            error = await wire.run(partial(self._flush, [waiting], LIMITS_ALONE), WITHIN_S / 3)
+            if not wire.up:
                 return False
             if error is not None:
                 log.error("a delivery was refused", source=waiting.delivery.source, error=str(error))
                 waiting.give(Unavailable("the database refused it just now"))
         return True
 
-    async def _flush(self, group: list[Waiting], lock_timeout: str, connection: Connection) -> None:
+    async def _flush(self, group: list[Waiting], limits: LiteralString, connection: Connection) -> None:
         arrivals = {identity(waiting.delivery): waiting.delivery for waiting in reversed(group)}
-        async with transaction(connection) as tx:
-            await tx.execute(LIMITS, {"lock_timeout": lock_timeout})
+        async with transaction(connection, limits) as tx:
             new = await inbox.insert(tx, list(arrivals.values()))
             copies = [key for key in arrivals if key not in new]
             found: dict[inbox.Identity, Copy] = {}
@@ -225,8 +227,8 @@ class Accepter:
             return False
         return any(event.name in source.handlers for event in events)
 
-    async def _connect(self, within_s: float) -> bool:
-        if not await self._wire.connect(within_s):
+    async def _connect(self, wire: Wire, within_s: float) -> bool:
+        if not await wire.connect(within_s):
             return False
         if self._away:
             log.info("the inbox takes deliveries again")
@@ -234,9 +236,12 @@ class Accepter:
         return True
 
     def _leave(self) -> None:
-        """Do without the database until a new connection stands, and refuse what waits."""
+        """Do without the database until a new connection stands, and refuse what waits; nothing while one stands."""
+        if any(wire.up for wire in self._wires):
+            return
         if not self._away:
-            log.error("the database does not answer: deliveries are refused with 503", error=self._wire.failure)
+            failure = next((wire.failure for wire in self._wires if wire.failure), "")
+            log.error("the database does not answer: deliveries are refused with 503", error=failure)
         self._away = True
         self._refuse_all()
 

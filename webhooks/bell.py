@@ -12,6 +12,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 from psycopg_pool import PoolTimeout
 
+from webhooks.db import ended
 from webhooks.pool import Pool, connection_parameters
 
 log = structlog.get_logger(__name__)
@@ -48,9 +49,7 @@ class Bell:
             self._tasks.append(asyncio.create_task(self._listen(), name="webhooks-listen"))
 
     async def stop(self) -> None:
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(self._tasks)
         self._tasks.clear()
 
     async def _tell(self) -> None:
@@ -58,7 +57,7 @@ class Bell:
             await self._rung.wait()
             self._rung.clear()
             with suppress(psycopg.Error, PoolTimeout):
-                async with self._pool.connections.connection() as connection:
+                async with self._pool.connection() as connection:
                     await connection.execute(TELL, {"process": self._pool.process})
             await asyncio.sleep(COALESCE_S)
 

@@ -294,15 +294,16 @@ class Claim(Generic[Row]):
         """Release as the block's ending demands. Nothing that goes wrong here hides the error that led here."""
         self._ending = True
         release = release_for(error, self._stop, self.attempt, self._pool.backoff, random.random())
-        if release is None:
-            await finished(self._close_as_lost(), SETTLE_WITHIN_S)
-            return
-        try:
-            await finished(self.settle(release), SETTLE_WITHIN_S)
-        except LostClaim:
-            log.warning("lost before it could be released", row=self.label, phase=self.phase)
-        except (psycopg.Error, TimeoutError) as failure:
-            log.error("could not be released, the lease will run out", row=self.label, error=str(failure))
+        if release is not None:
+            try:
+                await finished(self.settle(release), SETTLE_WITHIN_S)
+                return
+            except LostClaim:
+                log.warning("lost before it could be released", row=self.label, phase=self.phase)
+            except (psycopg.Error, TimeoutError) as failure:
+                log.error("could not be released, the lease will run out", row=self.label, error=str(failure))
+                return
+        await finished(self._close_as_lost(), SETTLE_WITHIN_S)
 
     def _raised(self, error: BaseException) -> BaseException:
         """Return what the block's caller sees: a cancellation of our own making is told as what it was."""

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Coroutine, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, LiteralString, NamedTuple, TypeVar, cast
@@ -112,14 +112,18 @@ class RolledBack(WebhooksError):
 
 
 @asynccontextmanager
-async def transaction(connection: Connection) -> AsyncGenerator[Transaction]:
+async def transaction(connection: Connection, limits: LiteralString = "") -> AsyncGenerator[Transaction]:
     """Open one of our transactions on an autocommit connection; commit at the end, roll back on any exception.
+
+    Args:
+        connection: not in a transaction.
+        limits: further `SET LOCAL` statements, each after a semicolon, sent with the BEGIN.
 
     Raises:
         RolledBack: a statement failed inside, its error was swallowed, and so nothing could be committed.
     """
     try:
-        await connection.execute(BEGIN, prepare=False)
+        await connection.execute(BEGIN + limits, prepare=False)
         yield Transaction(connection)
         cursor = await connection.execute("COMMIT", prepare=False)
     except BaseException:
@@ -156,6 +160,20 @@ async def finished(work: Coroutine[Any, Any, T], within_s: float | None = None) 
         _forget(task)
         raise cancelled
     return task.result()
+
+
+async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:
+    """Cancel tasks and wait until they have ended, ten seconds at most.
+
+    They are cancelled again every second: told once, a driver that waits for a silent server asks that server to stop,
+    for another ten seconds.
+    """
+    left = set(tasks)
+    for _ in range(10):
+        for task in left:
+            task.cancel()
+        if left:
+            _, left = await asyncio.wait(left, timeout=1)
 
 
 def _forget(task: asyncio.Future[Any]) -> None:

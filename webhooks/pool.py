@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import os
 import secrets
 import socket
@@ -117,8 +118,23 @@ class Pool:
             psycopg_pool.PoolTimeout: no connection was free, or none could be made, within three seconds.
             psycopg.Error: the database refused a statement or went away.
         """
-        async with self.connections.connection() as connection, transaction(connection) as tx:
+        async with self.connection() as connection, transaction(connection) as tx:
             yield tx
+
+    @asynccontextmanager
+    async def connection(self) -> AsyncGenerator[Connection]:
+        """Take a connection of the pool, in autocommit.
+
+        Raises:
+            psycopg_pool.PoolTimeout: none was free, or none could be made, within three seconds.
+        """
+        task = asyncio.current_task()
+        cancelling = 0 if task is None else task.cancelling()
+        async with self.connections.connection() as connection:
+            # Before Python 3.12 `wait_for`, by which the pool waits, loses a cancellation that comes with the answer.
+            if task is not None and task.cancelling() > cancelling:
+                raise asyncio.CancelledError
+            yield connection
 
     async def fences(self, tx: Transaction, count: int = 1) -> int:
         """Return the first of `count` consecutive numbers that nobody ever had, taken before the statement using them.

@@ -13,7 +13,7 @@ from webhooks.apply import apply
 from webhooks.bell import Bell
 from webhooks.claim import Claim
 from webhooks.consumer import Consumer
-from webhooks.db import Ready, finished
+from webhooks.db import Ready, ended, finished
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
 from webhooks.lane import Lane, Turn
@@ -101,9 +101,7 @@ class Worker:
             hurry: cuts the drain time short once it is set.
         """
         within_s = self._pool.settings.drain_s if drain_s is None else drain_s
-        for task in self._tasks:
-            task.cancel()
-        await asyncio.gather(*self._tasks, return_exceptions=True)
+        await ended(self._tasks)
         self._tasks = []
         await self.bell.stop()
         running = {task for lane in self._lanes.values() for task in lane.running}

@@ -74,10 +74,14 @@ async def standin(
             name = settings().github_repository or REPOSITORY_NAME
             github = GitHubStandin(name, state, errands, repository, f"{url}/github", delay)
             comments = IssueCommentsStandin(state, f"{url}/github")
-            async with served(application(shortcut, github, comments, AgentStandin()), sock):
+            agents = AgentStandin()
+            async with served(application(shortcut, github, comments, agents), sock):
                 (home / "url").write_text(f"{url}\n")  # where `webhooks demo issues` finds the agents
                 click.echo(f"stand-in for Shortcut, GitHub and agents: {url}/shortcut, /github and /agents", err=True)
-                yield
+                try:
+                    yield
+                finally:
+                    await agents.close()
 
 
 def made(directory: Path) -> Path:

@@ -67,6 +67,13 @@ class AgentStandin:
     def routes(self) -> list[Route]:
         return [Route("/{name}", self.work, methods=["POST"]), Route("/", self.show, methods=["GET"])]
 
+    async def close(self) -> None:
+        """Stop what is being worked on."""
+        tasks = list(self._answers.values())
+        for task in tasks:
+            task.cancel()
+        await asyncio.gather(*tasks, return_exceptions=True)
+
     async def work(self, request: Request) -> JSONResponse:
         key = request.headers.get("idempotency-key")
         if not key:
@@ -87,7 +94,12 @@ class AgentStandin:
             if len(self._answers) > MOST_REMEMBERED:
                 oldest = next(iter(self._answers))
                 del self._answers[oldest], self.accepted[oldest]
-        answer = await asyncio.shield(self._answers[key])
+        try:
+            answer = await asyncio.shield(self._answers[key])
+        except asyncio.CancelledError:
+            if not self._answers[key].cancelled():
+                raise
+            raise HTTPException(503, "stopped") from None
         if fails:
             raise HTTPException(500, "the work is done, but the answer is lost")
         return JSONResponse(answer)

@@ -56,7 +56,7 @@ def refusal(lines: Lines, peer: str | None, token: str | None, hosts: Collection
         )
     if any(name in FORWARDED or name.startswith(FORWARDED_PREFIX) for name, _ in lines):
         return Refusal(403, "forwarded by a proxy: set WEBHOOKS_CONTROL_TOKEN and present it")
-    if not _is_loopback(peer):
+    if not is_loopback(peer):
         return Refusal(403, "asked from another machine: set WEBHOOKS_CONTROL_TOKEN and present it")
     return None
 
@@ -71,7 +71,8 @@ def _host(text: str) -> str | None:
     return None if found is None else (found[1] or found[2]).lower()
 
 
-def _is_loopback(peer: str | None) -> bool:
+def is_loopback(peer: str | None) -> bool:
+    """Say whether an address is this machine's own; a name, or no address at all, is not."""
     try:
         address = ip_address(peer or "")
     except ValueError:

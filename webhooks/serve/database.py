@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager, suppress
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Any
 
@@ -14,7 +14,7 @@ from psycopg import AsyncConnection
 from psycopg.rows import dict_row
 
 from webhooks.consumer import Consumer
-from webhooks.db import Connection, transaction
+from webhooks.db import Connection, ended, transaction
 from webhooks.embedded import EmbeddedServer
 from webhooks.errors import ConfigurationError, Unavailable
 from webhooks.inbox import inbox
@@ -57,9 +57,9 @@ async def database(settings: Settings) -> AsyncGenerator[Database]:
         try:
             yield Database(server.url, keeper)
         finally:
-            keeper.cancel()
-            with suppress(asyncio.CancelledError, ConfigurationError):
-                await keeper
+            await ended([keeper])
+            if not keeper.cancelled():
+                keeper.exception()  # told already, by whoever watches it
 
 
 async def _keep_running(server: EmbeddedServer) -> None:

@@ -24,8 +24,9 @@ from webhooks.bell import Bell
 from webhooks.consumer import Consumer
 from webhooks.control import Control
 from webhooks.control.ask import Asker
+from webhooks.control.checks import is_loopback
 from webhooks.control.health import Process
-from webhooks.db import Ready
+from webhooks.db import Ready, ended
 from webhooks.errors import WebhooksError
 from webhooks.loading import DEFAULT_APP, load_consumer
 from webhooks.pool import Pool
@@ -138,6 +139,8 @@ async def _start(
         receiver_socket = stack.enter_context(listen(options.host, options.port, "--port"))
     if options.control_port is not None:
         control_socket = stack.enter_context(listen(options.control_host, options.control_port, "--control-port"))
+        if settings.control_token is None and not is_loopback(control_socket.getsockname()[0]):
+            log.warning("without WEBHOOKS_CONTROL_TOKEN the control plane answers programs of this machine only")
     found = await stack.enter_async_context(database(settings))
     if found.keeper is not None:
         watched.append(found.keeper)
@@ -216,8 +219,7 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
     try:
         yield
     finally:
-        task.cancel()
-        await asyncio.gather(task, return_exceptions=True)
+        await ended([task])
 
 
 async def _tell_of_ignored(pool: Pool, consumer: Consumer) -> None:

@@ -14,9 +14,11 @@ from webhooks.signatures import check_secret
 
 @dataclass(frozen=True, slots=True)
 class Secrets:
-    """Args:
-    in_force: by source, all its secrets.
-    made: by source, the one that `--dev` made; sources that have one of their own are not in it.
+    """What requests are verified with.
+
+    Args:
+        in_force: by source, all its secrets.
+        made: by source, the one that `--dev` made; sources that have one of their own are not in it.
     """
 
     in_force: Mapping[str, tuple[str, ...]]

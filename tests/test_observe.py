@@ -1,0 +1,71 @@
+"""Logs: one form for our lines and the libraries', on standard error, and no local variable of a traceback in them."""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+
+import pytest
+from processes import environment
+
+PROGRAM = """
+import logging, sys
+import structlog
+from webhooks.observe import configure_logging
+
+configure_logging(json={json}, level=logging.INFO)
+log = structlog.get_logger()
+
+def fails(secret):
+    raise ValueError("what went wrong")
+
+log.debug("not shown")
+log.info("ours", row="deliveries:1")
+logging.getLogger("some.library").info("not shown either")
+logging.getLogger("some.library").warning("theirs")
+for tell in (log.error, logging.getLogger("uvicorn.error").error):
+    try:
+        fails("hun" + "ter2")
+    except ValueError as error:
+        tell("it failed", exc_info=error)
+print("the answer")
+"""
+
+
+def logged(*, as_json: bool) -> str:
+    done = subprocess.run(
+        [sys.executable, "-c", PROGRAM.format(json=as_json)],
+        env=environment(),
+        capture_output=True,
+        text=True,
+        timeout=60,
+        check=True,
+    )
+    assert done.stdout == "the answer\n"
+    assert "not shown" not in done.stderr
+    return done.stderr
+
+
+def test_json_lines_are_alike_whoever_wrote_them() -> None:
+    ours, theirs, *failures = [json.loads(line) for line in logged(as_json=True).splitlines()]
+
+    assert {key: value for key, value in ours.items() if key != "timestamp"} == {
+        "event": "ours",
+        "level": "info",
+        "row": "deliveries:1",
+    }
+    assert (theirs["event"], theirs["level"], theirs["logger"]) == ("theirs", "warning", "some.library")
+    assert ours["timestamp"].endswith("Z")
+    assert len(failures) == 2
+    for failure in failures:
+        assert failure["exception"].endswith("ValueError: what went wrong")
+
+
+@pytest.mark.parametrize("as_json", [True, False])
+def test_a_traceback_shows_no_local_variables(as_json: bool) -> None:
+    told = logged(as_json=as_json)
+
+    assert told.count("ValueError: what went wrong") == 2
+    assert "in fails" in told
+    assert "hunter2" not in told
