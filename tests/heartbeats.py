@@ -7,16 +7,18 @@ killed, as `webhooks heartbeat --every` does.
 from __future__ import annotations
 
 import asyncio
+import os
 import random
 import subprocess
 import sys
+import time
 from collections.abc import AsyncIterator, Iterator, Mapping, Sequence
 from contextlib import asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
-from consumers import quick, served
+from consumers import served
 from psycopg.types.json import Jsonb
 from starlette.applications import Starlette
 from starlette.routing import Mount
@@ -74,7 +76,7 @@ async def _newest(tx: Transaction) -> int:
 
 
 async def open_many(pool: Pool, count: int, agents: int, *, company: str = "acme", max_attempts: int = 5) -> None:
-    """Many open issues of the agents `agent-0`, `agent-1`, …, of all priorities and ages; and the planner knows them."""
+    """Many open issues of the agents `agent-0`, `agent-1`, …, of all priorities and ages, and the planner knows them."""
     await sql(
         pool,
         "INSERT INTO issues (company_id, assigned_agent_id, title, priority, created_at, max_attempts)"
@@ -137,7 +139,7 @@ async def agents_served(chance: random.Random | None = None) -> AsyncIterator[tu
 
 @asynccontextmanager
 async def control_of(pool: Pool) -> AsyncIterator[httpx.AsyncClient]:
-    """A client of the control plane of a process with this pool, over a socket: background work goes on after answers."""
+    """A client of the control plane of a process with this pool; over a socket, so that work may outlive its answer."""
     asker = Asker(pool)
     app = Control(Process(asker, pool.settings, None, None), consumer).app()
     app.state.pool = pool
@@ -162,24 +164,32 @@ def heartbeats_process(url: str, company: str = "acme", **variables: object) -> 
         process.wait(10)
 
 
-def start_heartbeats(url: str, company: str = "acme", **variables: object) -> subprocess.Popen[bytes]:
+def start_heartbeats(
+    url: str, company: str = "acme", *, clock_off_s: float = 0, **variables: object
+) -> subprocess.Popen[bytes]:
     settings = {f"WEBHOOKS_{name.upper()}": str(value) for name, value in variables.items()}
     return subprocess.Popen(
         [sys.executable, __file__, company],
-        env={"PATH": "/usr/bin:/bin", "PYTHONPATH": str(ROOT), "DATABASE_URL": url, **settings},
+        env={**os.environ, "PYTHONPATH": str(ROOT), "DATABASE_URL": url, "CLOCK_OFF_S": str(clock_off_s), **settings},
         stdout=subprocess.DEVNULL,
         stderr=subprocess.DEVNULL,
     )
 
 
+def turn_clock(by_s: float) -> None:
+    """Set this process's clocks wrong: every one that Python code can read, the time of day and that since the start."""
+    for name in ("time", "clock_gettime"):
+        right = getattr(time, name)
+        setattr(time, name, lambda *of, right=right: right(*of) + by_s)
+
+
 async def beat(company: str) -> None:
+    turn_clock(float(os.environ.get("CLOCK_OFF_S", "0")))
     async with Pool.open() as pool:
         while True:
             await (await begin(pool, Wanted(company))).work()
             await asyncio.sleep(0.05)
 
-
-__all__ = ["quick"]
 
 if __name__ == "__main__":
     asyncio.run(beat(sys.argv[1]))

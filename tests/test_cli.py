@@ -116,7 +116,11 @@ def test_our_own_commands_do_not_load_the_consumer_only_to_be_found() -> None:
         (["status", "--frob"], 2, "webhooks: No such option '--frob'. (see webhooks status --help)"),
         (["--app", "nowhere:x", "status"], 1, "webhooks: --app nowhere:x: there is no module nowhere in "),
         (["status", "--app", "nowhere:x"], 1, "webhooks: --app nowhere:x: there is no module nowhere in "),
-        (["--app", "nowhere:x", "frobnicate"], 2, "webhooks: No such command 'frobnicate'. (--app nowhere:x: there is no"),
+        (
+            ["--app", "nowhere:x", "frobnicate"],
+            2,
+            "webhooks: No such command 'frobnicate'. (--app nowhere:x: there is no",
+        ),
         (["status"], 1, "webhooks: there is no database in "),
         (["deliveries", "--since", "soon"], 2, "webhooks: Invalid value for '--since': 'soon' is no time: write 30m"),
         (["deliveries", "--body"], 2, "webhooks: --body goes with the ID of a delivery"),

@@ -335,6 +335,37 @@ async def test_an_owner_whose_effect_was_taken_over_does_not_overwrite_it(pool: 
 
 
 @pytest.mark.invariant(9)
+async def test_an_owner_whose_effect_is_being_called_by_another_does_not_answer_for_it(pool: Pool, row: int) -> None:
+    calling, answered = asyncio.Event(), asyncio.Event()
+    second: list[asyncio.Task[Claim[Any]]] = []
+
+    async def old() -> str:
+        await expire(pool, 1)
+        await a_gate().sweep(pool, "drafting")
+        second.append(asyncio.create_task(attempt(pool, lambda claim: claim.once("post", new, retry_safe=True))))
+        await calling.wait()
+        return "old"
+
+    async def new() -> str:
+        calling.set()
+        await answered.wait()
+        return "new"
+
+    async def work(claim: Claim[Any]) -> None:
+        with pytest.raises(LostClaim, match="taken over"):
+            await claim.once("post", old, retry_safe=True)
+        raise LostClaim("gone")
+
+    await attempt(pool, work)
+    [effect] = await effects_of(pool)
+    assert (effect["state"], effect["result"]) == ("intended", None)
+    answered.set()
+    await second[0]
+    [effect] = await effects_of(pool)
+    assert (effect["state"], effect["result"]) == ("done", '"new"')
+
+
+@pytest.mark.invariant(9)
 @pytest.mark.parametrize("how", ["cut after", "cut before"])
 async def test_a_result_whose_record_was_cut_off_is_recorded(pool: Pool, row: int, database_url: str, how: Any) -> None:
     calls = 0

@@ -626,6 +626,17 @@ async def test_an_old_owner_does_not_write_into_a_row_claimed_by_hand(pool: Pool
     assert (row["status"], row["patch"]) == ("drafting", None)
 
 
+async def test_a_locked_row_keeps_no_exhausted_one_from_escalating(pool: Pool, database_url: str) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1, 2)
+    await sql(pool, "UPDATE patch_sessions SET attempt_count = 3")
+    other = await elsewhere(database_url)
+    async with other, other.transaction():
+        await other.execute("SELECT FROM patch_sessions WHERE sc_id = 1 FOR UPDATE")
+        assert await gate.sweep(pool, "drafting") == 1
+    assert [await status_of(pool, key) for key in (1, 2)] == ["clarified", "escalated"]
+
+
 async def test_a_sweep_frees_more_than_a_hundred_rows_and_skips_what_is_locked(pool: Pool, database_url: str) -> None:
     gate = a_gate()
     await opened(pool, gate, *range(1, 152))

@@ -15,6 +15,7 @@ import psycopg
 import pytest
 import structlog
 from click.testing import CliRunner
+from consumers import quick
 from gates import until
 from heartbeats import (
     ROOT,
@@ -27,7 +28,6 @@ from heartbeats import (
     open_issue,
     open_many,
     outcomes_of,
-    quick,
     run,
     sql,
     statuses,
@@ -41,7 +41,12 @@ from handlers.issues import issues
 from handlers.standin.agent import AgentStandin
 from webhooks import Pool
 
-ITEMS_TWICE = "SELECT issue_id, COUNT(*) AS claim_count FROM heartbeat_run_items WHERE run_id = %(run)s GROUP BY issue_id HAVING COUNT(*) > 1"
+CLAIMED_TWICE = (
+    "SELECT issue_id, COUNT(*) AS claim_count FROM heartbeat_run_items WHERE run_id = %(run)s"
+    " GROUP BY issue_id HAVING COUNT(*) > 1"
+)
+RETRIED = "SELECT id, title, attempt_count FROM issues WHERE attempt_count > 1 AND company_id = 'acme'"
+SPREAD = "SELECT attempt_count, COUNT(*) FROM issues WHERE company_id = 'acme' GROUP BY attempt_count"
 
 
 @pytest.fixture
@@ -116,7 +121,8 @@ async def test_the_agents_work_side_by_side_and_each_in_sequence(pool: Pool, age
             pool,
             "SELECT max((SELECT count(*) FROM attempts AS b JOIN issues AS j ON j.id = b.key::bigint"
             " WHERE j.assigned_agent_id = %(agent)s AND b.claimed_at <= a.claimed_at AND b.ended_at > a.claimed_at))"
-            " AS most FROM attempts AS a JOIN issues AS i ON i.id = a.key::bigint WHERE i.assigned_agent_id = %(agent)s",
+            " AS most FROM attempts AS a JOIN issues AS i ON i.id = a.key::bigint"
+            " WHERE i.assigned_agent_id = %(agent)s",
             agent=agent,
         )
         return int(rows[0]["most"])
@@ -127,7 +133,8 @@ async def test_the_agents_work_side_by_side_and_each_in_sequence(pool: Pool, age
         pool,
         "SELECT count(*) AS count FROM attempts AS a JOIN issues AS i ON i.id = a.key::bigint"
         " JOIN attempts AS b ON b.claimed_at < a.ended_at AND a.claimed_at < b.ended_at"
-        " JOIN issues AS j ON j.id = b.key::bigint WHERE i.assigned_agent_id = 'coder' AND j.assigned_agent_id = 'pair'",
+        " JOIN issues AS j ON j.id = b.key::bigint"
+        " WHERE i.assigned_agent_id = 'coder' AND j.assigned_agent_id = 'pair'",
     )
     assert beside["count"] > 0
 
@@ -204,15 +211,11 @@ async def test_a_run_never_claims_one_issue_twice_and_a_later_run_tries_again(
     await sql(pool, "CREATE TRIGGER at_once BEFORE UPDATE ON issues FOR EACH ROW EXECUTE FUNCTION at_once()")
     first = await begin(pool, Wanted("acme"))
     assert (await first.work()).counts() == {"claimed": 10, "resolved": 0, "failed": 10, "escalated": 0}
-    assert await sql(pool, ITEMS_TWICE, run=first.id) == []
+    assert await sql(pool, CLAIMED_TWICE, run=first.id) == []
     assert (await run(pool))["claimed"] == 10
-    retried = await sql(
-        pool, "SELECT id, title, attempt_count FROM issues WHERE attempt_count > 1 AND company_id = 'acme'"
-    )
+    retried = await sql(pool, RETRIED)
     assert len(retried) == 10
-    [spread] = await sql(
-        pool, "SELECT attempt_count, COUNT(*) FROM issues WHERE company_id = 'acme' GROUP BY attempt_count"
-    )
+    [spread] = await sql(pool, SPREAD)
     assert (spread["attempt_count"], spread["count"]) == (2, 10)
     assert len(standin.calls) == 20
 
@@ -708,9 +711,7 @@ async def test_runs_that_overlap_share_the_work_and_ask_about_each_issue_once(
     assert sum(tally.resolved for tally in tallies) == 60
     assert all(tally.resolved for tally in tallies)
     assert sorted(call.issue for call in standin.calls) == list(range(1, 61))
-    [spread] = await sql(
-        pool, "SELECT attempt_count, COUNT(*) FROM issues WHERE company_id = 'acme' GROUP BY attempt_count"
-    )
+    [spread] = await sql(pool, SPREAD)
     assert (spread["attempt_count"], spread["count"]) == (1, 60)
 
 

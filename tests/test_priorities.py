@@ -1,4 +1,4 @@
-"""What a heartbeat claims next: urgent first, then oldest; nothing waits for ever, and however many wait, it is quick."""
+"""What a heartbeat claims next: urgent first, then oldest; nothing waits for ever, and to find it is always quick."""
 
 from __future__ import annotations
 

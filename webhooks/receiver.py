@@ -72,15 +72,17 @@ class Receiver:
             await self._other(scope, receive, send)
             return
         body = _Body(receive)
+        outcome: tuple[int, dict[str, object]]
         try:
-            status, answer = await self._take(scope, body)
+            outcome = await self._take(scope, body)
         except _Disconnected:
             return
         except asyncio.CancelledError:  # only a server that stops does not wait for the rest of a request
-            status, answer = 503, {"error": "stopping"}
+            outcome = 503, {"error": "stopping"}
         except Exception as error:  # whatever it was, the sender is asked to try again
             log.error("a request could not be handled", path=scope["path"], exc_info=error)
-            status, answer = 503, {"error": "unexpected"}
+            outcome = 503, {"error": "unexpected"}
+        status, answer = outcome
         await _answer(send, status, answer, unread=body if status == 413 and not body.ended else None)
 
     async def _take(self, scope: Scope, sent: _Body) -> tuple[int, dict[str, object]]:
