@@ -76,7 +76,7 @@ async def _newest(tx: Transaction) -> int:
 
 
 async def open_many(pool: Pool, count: int, agents: int, *, company: str = "acme", max_attempts: int = 5) -> None:
-    """Many open issues of the agents `agent-0`, `agent-1`, …, of all priorities and ages, and the planner knows them."""
+    """Open issues of the agents `agent-0`, `agent-1`, …, of all priorities and ages; and the planner knows them."""
     await sql(
         pool,
         "INSERT INTO issues (company_id, assigned_agent_id, title, priority, created_at, max_attempts)"
@@ -177,7 +177,7 @@ def start_heartbeats(
 
 
 def turn_clock(by_s: float) -> None:
-    """Set this process's clocks wrong: every one that Python code can read, the time of day and that since the start."""
+    """Set the clocks of this process wrong: the time of day, and the time since the machine started."""
     for name in ("time", "clock_gettime"):
         right = getattr(time, name)
         setattr(time, name, lambda *of, right=right: right(*of) + by_s)
