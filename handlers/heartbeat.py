@@ -4,14 +4,14 @@ Runs may overlap, in one process or in many: a claim is one statement, so no two
 work side by side, each one's queue in sequence (or as many at once as its settings say). An issue that a run gives back
 is due later than the run began, and a run claims only what was due when it began, so it never claims one twice.
 
-A run that is cancelled, because its process stops, gives back uncharged what it was working on.
+A run that is stopped or cancelled, because its process stops, gives back uncharged what it was working on.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 
@@ -30,6 +30,7 @@ from webhooks import Claim, Pool, Snooze
 log = structlog.get_logger(__name__)
 
 SETTLE_S = 30.0
+INTERRUPTED = "interrupted: its process was stopped"
 ALONE_LATER = timedelta(seconds=1)
 
 COMPANY = "SELECT 1 FROM companies WHERE id = %(company_id)s"
@@ -110,7 +111,7 @@ class Run:
 
     Attributes:
         id: its number; its claims are made by `run:<id>`.
-        problems: why agents that one would expect are passed over, a sentence each.
+        problems: why it did less than one would expect, a sentence each.
         tallies: what became of each agent's claims.
     """
 
@@ -134,6 +135,8 @@ class Run:
         self._claiming = asyncio.Lock()
         self._claimed = 0
         self._stopping = False
+        self._queues: list[asyncio.Task[None]] = []
+        self._ended = asyncio.Event()
 
     async def work(self) -> Tally:
         """Work every queue until it is empty or the limit is reached, and return the sum.
@@ -141,38 +144,46 @@ class Run:
         Raises:
             psycopg.Error: the database went away; what had ended by then is recorded if it can be.
         """
-        note = "; ".join(self.problems) or None
+        _working.add(self)
         try:
             async with agents_http() as http:
                 await self._work(http)
-        except asyncio.CancelledError:
-            note = "interrupted: its process was stopped"
-            raise
         except Exception as error:
-            note = f"{type(error).__name__}: {error}"
+            self.problems += (f"{type(error).__name__}: {error}",)
             raise
         finally:
-            await self._end(note)
+            await self._end()
+            _working.discard(self)
+            self._ended.set()
         return total(self.tallies.values())
 
+    def stop(self) -> None:
+        """Let `work` return soon: nothing more is claimed, and what is worked on is given back uncharged."""
+        if not self._stopping:
+            self._stopping = True
+            self.problems += (INTERRUPTED,)
+        for queue in self._queues:
+            queue.cancel()
+
+    async def ended(self) -> None:
+        await self._ended.wait()
+
     async def _work(self, http: httpx.AsyncClient) -> None:
-        queues = [
+        self._queues = [
             asyncio.create_task(self._work_queue(agent, http), name=f"run {self.id} {agent.id}")
             for agent in self._agents
             for _ in range(agent.adapter.concurrency)
         ]
-        if not queues:
+        if not self._queues:
             return
         try:
-            await asyncio.wait(queues)
+            await asyncio.wait(self._queues)
         except asyncio.CancelledError:
-            self._stopping = True
-            for queue in queues:
-                queue.cancel()
-            await asyncio.wait(queues, timeout=SETTLE_S)
+            self.stop()
+            await asyncio.wait(self._queues, timeout=SETTLE_S)
             raise
         finally:
-            failures = [failure for queue in queues if (failure := _failure(queue)) is not None]
+            failures = [failure for queue in self._queues if (failure := _failure(queue)) is not None]
         # One queue's failure was no reason to stop the others; the database's has reached all of them.
         if failures:
             raise failures[0]
@@ -230,7 +241,8 @@ class Run:
             self._claimed += claim is not None
             return claim, alone
 
-    async def _end(self, note: str | None) -> None:
+    async def _end(self) -> None:
+        note = "; ".join(self.problems) or None
         try:
             async with self._pool.transaction() as tx:
                 for tally in self.tallies.values():
@@ -240,6 +252,19 @@ class Run:
                 await tx.execute(END_RUN, {"id": self.id, "note": note, **counts})
         except psycopg.Error as error:
             log.error("the end of a run could not be recorded", run=self.id, error=str(error).strip())
+
+
+_working: set[Run] = set()
+
+
+async def stop_runs() -> None:
+    """Stop all runs of this process, and wait until they have given back what they were working on."""
+    runs = list(_working)
+    for run in runs:
+        run.stop()
+    with suppress(TimeoutError):
+        async with asyncio.timeout(SETTLE_S):
+            await asyncio.gather(*(run.ended() for run in runs))
 
 
 def _failure(task: asyncio.Task[None]) -> BaseException | None:

@@ -44,14 +44,15 @@ async def run_heartbeat(request: Request) -> Response:
         raise HTTPException(404, str(error)) from None
     except Unusable as error:
         raise HTTPException(422, str(error)) from None
-    answer: dict[str, object] = {"run_id": run.id}
-    if run.problems:
-        answer["problems"] = run.problems
     if not asked.wait:
         # The server holds on to it, gives it a while to end when the process stops, and then cancels it.
-        return JSONResponse(answer, 202, background=BackgroundTask(_unattended, run))
+        return JSONResponse(_answer(run), 202, background=BackgroundTask(_unattended, run))
     counts = (await run.work()).counts()
-    return JSONResponse({**answer, **counts})
+    return JSONResponse(_answer(run) | counts)
+
+
+def _answer(run: Run) -> dict[str, object]:
+    return {"run_id": run.id} | ({"problems": run.problems} if run.problems else {})
 
 
 async def _unattended(run: Run) -> None:

@@ -33,7 +33,7 @@ COMPLETED: dict[str, tuple[str, ...]] = {
     "asked": ("question", "question_comment_id", "asked_at"),
     "drafted": ("patch", "base_commit"),
     "in_review": ("pull_request_number", "pull_request_url"),
-    "processed": ("event", "reason", "parked_on", "parked_since"),
+    "processed": ("event", "reason", "parked_on", "parked_since", "moved_rows"),
     "ignored": ("event", "reason", "parked_on", "parked_since"),
 }
 NOTED: dict[str, tuple[str, ...]] = {"deliveries": ("event",)}

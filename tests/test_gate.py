@@ -953,3 +953,14 @@ async def test_numbers_are_drawn_a_hundred_at_a_time(pool: Pool) -> None:
         assert await draw(tx) == first + 100
         drawn = [await pool.fences(tx, 40) for _ in range(4)]
     assert drawn == [first + 200, first + 240, first + 300, first + 340]
+
+
+def test_a_phase_that_names_none_takes_its_attempts_and_its_concurrency_from_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("WEBHOOKS_MAX_ATTEMPTS", "7")
+    monkeypatch.setenv("WEBHOOKS_CONCURRENCY", "2")
+    gate = Gate("jobs", key="id")
+    gate.phase("open", claimed="claimed", done="done")
+    gate.phase("done", claimed="checking", done="checked", max_attempts=1, concurrency=1)
+    assert [(phase.max_attempts, phase.concurrency) for phase in gate.phases.values()] == [(7, 2), (1, 1)]

@@ -35,7 +35,7 @@ from heartbeats import (
 
 from handlers.abreast import Abreast
 from handlers.demo import demo
-from handlers.heartbeat import Unknown, Unusable, Wanted, begin
+from handlers.heartbeat import Unknown, Unusable, Wanted, begin, stop_runs
 from handlers.heartbeat_command import heartbeat
 from handlers.issues import issues
 from handlers.standin.agent import AgentStandin
@@ -306,6 +306,34 @@ async def test_a_run_that_is_cancelled_gives_its_work_back_uncharged_and_says_so
     assert recorded["note"] == "interrupted: its process was stopped"
     assert (recorded["claimed"], recorded["failed"]) == (2, 2)
     assert recorded["ended_at"] is not None
+
+
+async def test_a_run_that_is_stopped_answers_with_what_it_did_and_that_it_was_interrupted(
+    pool: Pool, agents: tuple[AgentStandin, str]
+) -> None:
+    standin, url = agents
+    await enter(pool, {"coder": at(url, query="seconds=60"), "writer": at(url, "writer")})
+    ids = [await open_issue(pool, "coder"), await open_issue(pool, "coder"), await open_issue(pool, "writer")]
+    async with control_of(pool) as client:
+        answering = asyncio.create_task(client.post("/api/heartbeat/run", json={"company_id": "acme"}))
+
+        async def waits_for_the_slow_one() -> bool:
+            return len(standin.calls) == 2 and await statuses(pool) == {"open": 1, "claimed": 1, "resolved": 1}
+
+        await until(waits_for_the_slow_one)
+        await stop_runs()
+        [recorded] = await sql(pool, "SELECT * FROM heartbeat_runs")
+        answer = (await answering).json()
+    assert answer == {
+        "run_id": recorded["id"],
+        "problems": ["interrupted: its process was stopped"],
+        "claimed": 2,
+        "resolved": 1,
+        "failed": 1,
+        "escalated": 0,
+    }
+    assert (recorded["ended_at"] is not None, recorded["note"]) == (True, "interrupted: its process was stopped")
+    assert [await outcomes_of(pool, id) for id in ids] == [["interrupted"], [], ["done"]]
 
 
 async def test_an_interrupted_call_is_made_again_with_the_same_key(

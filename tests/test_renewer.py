@@ -401,3 +401,41 @@ def test_a_claim_is_told_of_its_timeout_once_and_of_its_loss_once(
         for _ in range(3):
             lease.tell(10)
     assert heard == told
+
+
+async def test_a_transaction_longer_than_the_lease_keeps_the_claim_for_nobody_can_take_a_locked_row(pool: Pool) -> None:
+    gate = a_gate(lease=SECOND)
+    await opened(pool, gate, 1)
+    async with gate.claim(pool, "drafting", 1) as claim:
+        assert claim is not None
+        async with claim.transaction() as tx:
+            taken_at = boottime()
+            await until(lambda: boottime() > taken_at + 2.5)
+            assert await gate.sweep(pool, "drafting") == 0
+            await tx.done()
+    assert await status_of(pool, 1) == "drafted"
+
+
+@pytest.mark.parametrize("ending", ["commits", "rolls back"])
+async def test_what_a_transaction_of_our_own_kept_from_being_renewed_is_renewed_after_it(
+    pool: Pool, ending: str
+) -> None:
+    """The lease that the database knows of was over before the transaction was."""
+    claim = await taken(pool)
+    async with claim.held():
+        with suppress(ValueError):
+            async with claim.transaction():
+                began = boottime()
+                await until(lambda: boottime() > began + 1.2)
+                if ending == "rolls back":
+                    raise ValueError("no")
+
+        async def renewed() -> bool:
+            [row] = await sql(
+                pool, "SELECT lease_until > now() + interval '0.7 seconds' AS renewed FROM patch_sessions"
+            )
+            return bool(row["renewed"])
+
+        await until(renewed, within_s=0.3)
+        await claim.complete()
+    assert await status_of(pool, 1) == "drafted"

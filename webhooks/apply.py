@@ -23,6 +23,9 @@ from webhooks.sources import Handler
 HANDLER_LIMIT_S = 30.0
 AT_ONCE = 5
 PARK_CHECK = timedelta(seconds=15)
+# Of what a handler moved, this much is kept with the delivery; a longer name does not fit into the index.
+MOST_LABELS = 100
+LONGEST_LABEL = 500
 
 READ_SHARED = SQL("SELECT status FROM {table} WHERE {is_key} FOR SHARE")
 
@@ -139,7 +142,8 @@ async def _run(tx: ClaimTransaction, handler: Handler, stored: Stored, event: Ra
             await handler.function(given, tx)
     except (Ignore, Park) as why:
         raise _Aside(event, why) from None
-    await tx.done("processed", **_columns(event.name, reason=None))
+    moved = [label for label in dict.fromkeys(tx.touched) if len(label) <= LONGEST_LABEL][:MOST_LABELS]
+    await tx.done("processed", **_columns(event.name, reason=None), moved_rows=moved or None)
 
 
 async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None:

@@ -186,21 +186,29 @@ class Claim(Generic[Row]):
         self._inside.add(task)
         tx: ClaimTransaction | None = None
         ending: Done | Release | None = None
+        until, committed = self._lease.until, False
         try:
             async with self._pool.transaction() as plain:
                 tx = ClaimTransaction(plain, self)
+                asked_at = boottime()
                 held = await tx.execute(self._owned.hold, {**self._fence, "lease": self._owned.lease})
                 if held.rowcount != 1:
                     raise self._lost()
+                self._lease.locked = True
+                self._lease.renewed(asked_at)
                 yield tx
                 if tx.ending is not None:
                     ending, self._ending = tx.ending, True
                     await self._write(tx, ending)
+            committed = True
         except psycopg.OperationalError:
             if tx is None or ending is None or not await self._is_recorded(ending):
                 raise
         finally:
             self._inside.discard(task)
+            if not committed:
+                self._lease.until = until
+            self._pool.renewer.unlocked(self._lease, renew=not committed)
             if ending is not None:
                 self._ending = False
         self.moved += tx.moved
@@ -338,9 +346,10 @@ class Claim(Generic[Row]):
         if entered is not None:
             params["visit"] = await self._pool.fences(tx)
             tx.moved.append(Ready(owned.table, entered.claimed, self.key))
-        if (await tx.execute(statement, params)).rowcount != 1:
+        row = await (await tx.execute(statement, params)).fetchone()
+        if row is None:
             raise self._lost()
-        await self._close_attempt(tx, "done", None)
+        await self._close_attempt(tx, "done", None, row["ended_at"])
         await wake_parked(tx, self.label)
 
     async def _release(self, tx: Transaction, ending: Release) -> None:
@@ -350,6 +359,7 @@ class Claim(Generic[Row]):
             **self._fence,
             "escalate": ending.escalate,
             "refund": 0 if ending.charged else 1,
+            "notify": notified(self._owned.table, self._pool),
             "delay": ending.delay,
             "error": error,
             **column_params(columns),
@@ -358,11 +368,14 @@ class Claim(Generic[Row]):
         row = await (await tx.execute(statement, params)).fetchone()
         if row is None:
             raise self._lost()
-        await self._close_attempt(tx, ending.outcome, error)
+        await self._close_attempt(tx, ending.outcome, error, row["ended_at"])
         log.info("released", row=self.label, outcome=ending.outcome, status=row["status"], error=error)
 
-    async def _close_attempt(self, tx: Transaction, outcome: Outcome, error: str | None) -> None:
-        await tx.execute(CLOSE_ATTEMPT, {"claim_seq": self.claim_seq, "outcome": outcome, "error": error})
+    async def _close_attempt(
+        self, tx: Transaction, outcome: Outcome, error: str | None, ended_at: datetime | None = None
+    ) -> None:
+        ending = {"ended_at": ended_at, "outcome": outcome, "error": error}
+        await tx.execute(CLOSE_ATTEMPT, {"claim_seq": self.claim_seq, **ending})
 
     async def _write_unless_recorded(self, tx: Transaction, ending: Done | Release, tries: int) -> None:
         try:
@@ -420,6 +433,11 @@ class ClaimTransaction(Transaction):
     def release(self, release: Release) -> None:
         """Release the claim in this transaction, as its last statement."""
         self.ending = release
+
+
+def notified(table: str, pool: Pool) -> bool:
+    """Say whether somebody is told when a row of a table escalates; never of a notification itself."""
+    return pool.settings.notify_url is not None and table != "notifications"
 
 
 def _outcome(ending: Done | Release | None) -> Outcome | None:

@@ -49,6 +49,7 @@ def named(text: LiteralString, **parts: Composable) -> Composed:
         effects=table("effects"),
         decisions=table("decisions"),
         deliveries=table("deliveries"),
+        notifications=table("notifications"),
         claim_seq=Literal(regclass("claim_seq")),
         **parts,
     )
@@ -76,11 +77,13 @@ class Transaction:
 
     Attributes:
         moved: the rows brought into a ready status here, so that the worker claims them next.
+        touched: the rows opened or moved here, as `table:key`, so that their history can name who did it.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.moved: list[Ready] = []
+        self.touched: list[str] = []
 
     async def execute(self, query: Query, params: Mapping[str, object] | None = None) -> AsyncCursor[dict[str, Any]]:
         """Run one statement with named parameters.

@@ -43,8 +43,9 @@ ASK_AGAIN_S = 0.5
 ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 INTEND = compose(
-    "INSERT INTO {effects} (idempotency_key, claim_seq, state, input_hash, call_until)\n"
-    "VALUES (%(key)s, %(claim_seq)s, 'intended', %(input_hash)s, statement_timestamp() + %(timeout)s)\n"
+    "INSERT INTO {effects} (idempotency_key, claim_seq, state, input_hash, retry_safe, call_until)\n"
+    "VALUES (%(key)s, %(claim_seq)s, 'intended', %(input_hash)s, %(retry_safe)s,\n"
+    "    statement_timestamp() + %(timeout)s)\n"
     "ON CONFLICT DO NOTHING"
 )
 FIND = compose(
@@ -53,13 +54,13 @@ FIND = compose(
 )
 INTEND_AGAIN = compose(
     "UPDATE {effects} SET claim_seq = %(claim_seq)s, state = 'intended', input_hash = %(input_hash)s,\n"
-    "    error = NULL, ended_at = NULL, intended_at = statement_timestamp(),\n"
-    "    call_until = statement_timestamp() + %(timeout)s\n"
+    "    error = NULL, ended_at = NULL, told_by = NULL, calls = calls + %(calls)s, retry_safe = %(retry_safe)s,\n"
+    "    intended_at = statement_timestamp(), call_until = statement_timestamp() + %(timeout)s\n"
     "WHERE idempotency_key = %(key)s AND state = %(state)s AND claim_seq = %(found_seq)s"
 )
 RECORD = compose(
     "UPDATE {effects} SET state = %(state)s, result = %(result)s, error = %(error)s,\n"
-    "    ended_at = statement_timestamp()\n"
+    "    not_done = not_done + (%(state)s = 'failed')::integer, ended_at = statement_timestamp()\n"
     "WHERE idempotency_key = %(key)s AND claim_seq = %(claim_seq)s AND state = 'intended'"
 )
 
@@ -130,6 +131,7 @@ class _Effect:
             "key": self.key,
             "claim_seq": self.claim_seq,
             "input_hash": self.input_hash,
+            "retry_safe": retry_safe,
             "timeout": self.timeout,
         }
         if (await tx.execute(INTEND, params)).rowcount == 1:
@@ -152,7 +154,9 @@ class _Effect:
                 f"effect {self.name!r} is ambiguous: it was called, and nobody knows whether it happened. "
                 f"Look at the other side for {self.key}"
             )
-        again = {**params, "state": found["state"], "found_seq": found["claim_seq"]}
+        # Where the answer to our intention was lost, nothing was called yet.
+        calls = 0 if ours and found["state"] == "intended" else 1
+        again = {**params, "calls": calls, "state": found["state"], "found_seq": found["claim_seq"]}
         if (await tx.execute(INTEND_AGAIN, again)).rowcount != 1:
             raise LostClaim(f"effect {self.key} is being called by somebody else")
         return None

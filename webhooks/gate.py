@@ -15,7 +15,7 @@ from psycopg.errors import LockNotAvailable
 from psycopg_pool import PoolTimeout
 from pydantic import BaseModel, TypeAdapter
 
-from webhooks.claim import Claim, Owned, Row, wake_parked
+from webhooks.claim import Claim, Owned, Row, notified, wake_parked
 from webhooks.db import Ready, Transaction, draw, finished
 from webhooks.errors import ConfigurationError
 from webhooks.phase import (
@@ -30,6 +30,7 @@ from webhooks.phase import (
 )
 from webhooks.pool import Pool
 from webhooks.renewer import boottime
+from webhooks.settings import Settings
 from webhooks.shape import faults
 from webhooks.statements import CLOSE_ATTEMPT, RECORD_ATTEMPT, RECORD_DECISION, Statements, Which, column_params
 
@@ -111,8 +112,8 @@ class Gate(Generic[Row]):
         done: LiteralString | tuple[LiteralString, ...],
         lease: timedelta | None = None,
         timeout: timedelta = timedelta(minutes=15),
-        max_attempts: int = 5,
-        concurrency: int = 4,
+        max_attempts: int | None = None,
+        concurrency: int | None = None,
     ) -> Callable[[Function[Row]], Function[Row]]:
         """Declare a phase; as a decorator, with the function that does its work.
 
@@ -122,12 +123,13 @@ class Gate(Generic[Row]):
             done: the status it ends in, or several.
             lease: how long a claim lasts without renewal; the setting `WEBHOOKS_LEASE_S` by default.
             timeout: how long the function may run.
-            max_attempts: charged attempts before a person has to decide.
-            concurrency: claims at once in one process.
+            max_attempts: charged attempts before a person has to decide; `WEBHOOKS_MAX_ATTEMPTS` (5) by default.
+            concurrency: claims at once in one process; `WEBHOOKS_CONCURRENCY` (4) by default.
 
         Raises:
             ConfigurationError: the phase contradicts one declared before, or itself.
         """
+        settings = Settings.load()
         endings = (done,) if isinstance(done, str) else done
         phase = Phase(
             checked_status(ready),
@@ -135,8 +137,8 @@ class Gate(Generic[Row]):
             tuple(checked_status(status) for status in endings),
             lease,
             timeout,
-            max_attempts,
-            concurrency,
+            settings.max_attempts if max_attempts is None else max_attempts,
+            settings.concurrency if concurrency is None else concurrency,
         )
         self._declare(phase)
 
@@ -249,7 +251,8 @@ class Gate(Generic[Row]):
             return Moved(False, None if found is None else found["status"])
         if not self.phases.keys().isdisjoint(statuses):
             reason = f"moved to {to} while it was being worked on"
-            await tx.execute(CLOSE_ATTEMPT, {"claim_seq": row["claim_seq"], "outcome": "lost", "error": reason})
+            lost = {"claim_seq": row["claim_seq"], "ended_at": None, "outcome": "lost", "error": reason}
+            await tx.execute(CLOSE_ATTEMPT, lost)
         await self._moved(tx, key, entered)
         return Moved(True, None)
 
@@ -272,6 +275,7 @@ class Gate(Generic[Row]):
     async def _moved(self, tx: Transaction, key: object, entered: Phase | None) -> None:
         if entered is not None:
             tx.moved.append(Ready(self.table, entered.claimed, key))
+        tx.touched.append(self.label(key))
         await wake_parked(tx, self.label(key))
 
     def label(self, key: object) -> str:
@@ -436,6 +440,7 @@ class Gate(Generic[Row]):
             "longest": backoff.longest,
             "factor": backoff.factor(random.random()),
             "lease": owned.lease,
+            "notify": notified(self.table, pool),
         }
         moved = 0
         for statement in owned.sweeps:

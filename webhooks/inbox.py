@@ -12,7 +12,6 @@ from webhooks.db import Ready, Transaction, compose, draw
 from webhooks.delivery import Delivery, Headers
 from webhooks.gate import Gate
 
-MAX_ATTEMPTS = 5
 NO_HANDLER = "no handler for "
 """How the reason of a delivery starts that this consumer had no use for; a later one may have."""
 
@@ -40,8 +39,8 @@ inbox.phase(
     claimed="applying",
     done=("processed", "ignored"),
     timeout=timedelta(minutes=2),
-    max_attempts=MAX_ATTEMPTS,
 )
+MAX_ATTEMPTS = inbox.phases["applying"].max_attempts
 
 ACCEPT = compose(
     "INSERT INTO {deliveries} (source, dedup_key, origin, headers, body, status, max_attempts)\n"

@@ -58,6 +58,8 @@ class Lease:
         claim_seq: the fence.
         until: when, by this process's clock, the lease is over unless renewed.
         stop_at: when its phase's timeout is over; renewals stop then.
+        locked: whether a transaction of our own locks the row: a renewal skips it then, and nobody else can take it.
+        owed: whether a renewal was skipped for that reason, and has to be made up for.
         cancel: called in the loop when the claim has to end, with why: once for its timeout, once for its loss.
     """
 
@@ -69,6 +71,8 @@ class Lease:
     cancel: Callable[[Stop], None]
     renew_at: float = 0.0
     lost: bool = False
+    locked: bool = False
+    owed: bool = False
     told: Stop | None = field(default=None, repr=False)
 
     def renewed(self, asked_at: float) -> None:
@@ -122,6 +126,15 @@ class Renewer:
     def remove(self, lease: Lease) -> None:
         with self._changed:
             self._leases.discard(lease)
+
+    def unlocked(self, lease: Lease, *, renew: bool) -> None:
+        """The transaction of our own is over: renew at once what it made us skip, or what its rollback took back."""
+        with self._changed:
+            lease.locked = False
+            if lease.owed or renew:
+                lease.owed = False
+                lease.renew_at = 0.0
+                self._changed.notify()
 
     def __len__(self) -> int:
         return len(self._leases)
@@ -203,9 +216,17 @@ class Renewer:
             if lease.claim_seq in renewed:
                 lease.renewed(asked_at)
             elif lease.claim_seq in held:
-                lease.try_again_soon()
+                self._skipped(lease, asked_at)
             else:
                 lease.lost = True
+
+    def _skipped(self, lease: Lease, asked_at: float) -> None:
+        with self._changed:
+            if lease.locked:
+                lease.renewed(asked_at)
+                lease.owed = True
+            else:
+                lease.try_again_soon()
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None

@@ -131,6 +131,20 @@ class Settings(BaseSettings):
         description="Seconds that running work may take to end after SIGTERM, before it is cancelled.",
     )
 
+    notify_url: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_NOTIFY_URL",
+        pattern=r"^https?://[^\s/]",
+        repr=False,
+        description="Where each escalation is told, by a signed POST (Standard Webhooks); without it nobody is told.",
+    )
+    notify_secret: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_NOTIFY_SECRET",
+        repr=False,
+        description="What those are signed with: `whsec_` and base64.",
+    )
+
     @classmethod
     def load(cls) -> Settings:
         """Read the environment. An empty variable counts as unset.

@@ -34,6 +34,9 @@ GUARDS: dict[Which, LiteralString] = {
     "last chance": " AND " + LAST_CHANCE,
 }
 
+NOTIFICATION_ATTEMPTS = 20
+"""What a notification's row is given: whoever is to be told may be away for hours."""
+
 CLEARED = SQL("claimed_by = NULL, claimed_at = NULL, lease_until = NULL")
 BACKOFF = SQL("least(%(longest)s, %(first)s * power(2, least(t.attempt_count - 1, 20))) * %(factor)s")
 
@@ -41,8 +44,10 @@ RECORD_ATTEMPT = compose(
     "INSERT INTO {attempts} (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)\n"
     "VALUES (%(claim_seq)s, %(table)s, %(key)s, %(phase)s, %(visit)s, %(attempt)s, %(claimed_by)s, %(claimed_at)s)"
 )
+# A claim ends when its row is let go: the next one may begin before this line is written.
 CLOSE_ATTEMPT = compose(
-    "UPDATE {attempts} SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s\n"
+    "UPDATE {attempts} SET ended_at = coalesce(%(ended_at)s::timestamptz, statement_timestamp()),\n"
+    "    outcome = %(outcome)s, error = %(error)s\n"
     "WHERE claim_seq = %(claim_seq)s AND ended_at IS NULL"
 )
 READ_ATTEMPT = compose("SELECT outcome FROM {attempts} WHERE claim_seq = %(claim_seq)s")
@@ -84,6 +89,7 @@ class Statements:
         order_by: LiteralString,
         escalated: LiteralString,
     ) -> None:
+        self.name = name
         self.table = table(name)
         self.key = key
         self.columns = SQL(", ").join(map(Identifier, columns)) if columns else SQL("*")
@@ -238,7 +244,7 @@ class Statements:
     def complete(self, phase: Phase, to: str, columns: tuple[str, ...], entered: Phase | None) -> bytes:
         """Move our row to its done status; entering another phase's ready status starts a new visit."""
         return compose(
-            "UPDATE {table} SET status = {to}, {move}\nWHERE {fence}",
+            "UPDATE {table} SET status = {to}, {move}\nWHERE {fence}\nRETURNING statement_timestamp() AS ended_at",
             table=self.table,
             to=Literal(to),
             move=self._move(columns, entered),
@@ -262,13 +268,16 @@ class Statements:
         own = [SQL("{} = {}, ").format(Identifier(column), Placeholder("set_" + column)) for column in columns]
         escalates = SQL("(%(escalate)s OR attempt_count - %(refund)s >= max_attempts)")
         return compose(
-            "UPDATE {table} SET status = CASE WHEN {escalates} THEN {escalated} ELSE {ready} END,\n"
-            "    claimed_from = CASE WHEN {escalates} THEN {ready} END,\n"
-            "    attempt_count = greatest(attempt_count - %(refund)s, 0),\n"
-            "    not_before = statement_timestamp() + %(delay)s, last_error = coalesce(%(error)s, last_error),\n"
-            "    {own}{cleared}\n"
-            "WHERE {fence}\n"
-            "RETURNING status",
+            "WITH released AS (\n"
+            "    UPDATE {table} SET status = CASE WHEN {escalates} THEN {escalated} ELSE {ready} END,\n"
+            "        claimed_from = CASE WHEN {escalates} THEN {ready} END,\n"
+            "        attempt_count = greatest(attempt_count - %(refund)s, 0),\n"
+            "        not_before = statement_timestamp() + %(delay)s, last_error = coalesce(%(error)s, last_error),\n"
+            "        {own}{cleared}\n"
+            "    WHERE {fence}\n"
+            "    RETURNING {key_list}, status, attempt_count, last_error\n"
+            "), {notified}\n"
+            "SELECT status, statement_timestamp() AS ended_at FROM released",
             table=self.table,
             escalates=escalates,
             escalated=self.escalated,
@@ -276,6 +285,24 @@ class Statements:
             own=Composed(own),
             cleared=CLEARED,
             fence=self.fence(phase),
+            key_list=self.key_list,
+            notified=self._notified(phase, "released"),
+        )
+
+    def _notified(self, phase: Phase, moved: LiteralString) -> Composable:
+        """Tell of rows that were escalated, in the statement that escalated them; where nobody is to be told, of none."""
+        return named(
+            "notified AS (\n"
+            "    INSERT INTO {notifications} (table_name, key, phase, attempts_made, reason, status, max_attempts)\n"
+            "    SELECT {name}, {key_text}, {phase}, attempt_count, last_error, 'pending', {attempts_left} FROM {moved}\n"
+            "    WHERE status = {escalated} AND %(notify)s\n"
+            ")",
+            name=Literal(self.name),
+            key_text=self.key_text,
+            phase=Literal(phase.claimed),
+            attempts_left=Literal(NOTIFICATION_ATTEMPTS),
+            moved=SQL(moved),
+            escalated=self.escalated,
         )
 
     def give_back(self, phase: Phase) -> bytes:
@@ -316,7 +343,7 @@ class Statements:
             "    UPDATE {attempts} AS a SET\n"
             "        ended_at = statement_timestamp(), outcome = 'expired', error = freed.last_error\n"
             "    FROM freed WHERE a.claim_seq = freed.claim_seq AND a.ended_at IS NULL\n"
-            ")\n"
+            "), {notified}\n"
             "SELECT {key_list}, status FROM freed",
             key_list=self.key_list,
             table=self.table,
@@ -326,6 +353,7 @@ class Statements:
             backoff=BACKOFF,
             cleared=CLEARED,
             same_key=self.same_key("t", "late"),
+            notified=self._notified(phase, "freed"),
         )
 
     def adopt(self, phase: Phase) -> bytes:
@@ -354,17 +382,20 @@ class Statements:
             "WITH spent AS MATERIALIZED (\n"
             "    SELECT {key_list} FROM {table} WHERE status = {ready} AND attempt_count >= max_attempts\n"
             "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED\n"
-            ")\n"
-            "UPDATE {table} AS t SET status = {escalated}, claimed_from = {ready},\n"
-            "    last_error = coalesce(t.last_error, 'no attempt is left')\n"
-            "FROM spent WHERE {same_key} AND t.status = {ready} AND t.attempt_count >= t.max_attempts\n"
-            "RETURNING {key_of_t}, t.status",
+            "), given_up AS (\n"
+            "    UPDATE {table} AS t SET status = {escalated}, claimed_from = {ready},\n"
+            "        last_error = coalesce(t.last_error, 'no attempt is left')\n"
+            "    FROM spent WHERE {same_key} AND t.status = {ready} AND t.attempt_count >= t.max_attempts\n"
+            "    RETURNING {key_of_t}, t.status, t.attempt_count, t.last_error\n"
+            "), {notified}\n"
+            "SELECT {key_list}, status FROM given_up",
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
             escalated=self.escalated,
             same_key=self.same_key("t", "spent"),
             key_of_t=self.key_of_t,
+            notified=self._notified(phase, "given_up"),
         )
 
     @lru_cache(maxsize=256)  # noqa: B019

@@ -28,6 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount
 
+from handlers.heartbeat import stop_runs
 from handlers.settings import settings
 from handlers.standin import clarifier, drafter
 from handlers.standin.agent import AgentStandin
@@ -81,6 +82,7 @@ async def standin(
                 try:
                     yield
                 finally:
+                    await stop_runs()  # or they would take it for a failure that their agents are gone
                     await agents.close()
 
 

@@ -141,9 +141,14 @@ async def load(running: Stack) -> AsyncIterator[Load]:
     try:
         await until(lambda: len(senders.acked()) > 50)
         yield senders
+    except BaseException as e:
+        print("XXX", repr(e)); import traceback; traceback.print_exc(); raise
     finally:
+        print("XXX finally")
         for task in tasks:
             task.cancel()
+        d,p=await asyncio.wait(tasks,timeout=5)
+        for t in p: print("XXX", t); t.print_stack()
         await asyncio.gather(*tasks, return_exceptions=True)
 
 

@@ -1,2 +1,3 @@
 UPDATE patch_sessions SET status = 'asked', "question" = %(set_question)s, "question_comment_id" = %(set_question_comment_id)s, "asked_at" = %(set_asked_at)s, claimed_by = NULL, claimed_at = NULL, lease_until = NULL, claimed_from = NULL, last_error = NULL, not_before = statement_timestamp()
 WHERE sc_id = %(key)s AND status = 'clarifying' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL
+RETURNING statement_timestamp() AS ended_at
