@@ -12,6 +12,7 @@
 -- effects      One line a call to the outside world, by its idempotency key: `intended` before the call, then `done`
 --              with its result, or `failed` when the call certainly did not happen.
 -- decisions    What a person decided about a row, who, and why.
+-- notifications  One line an escalation that somebody is to be told of; a gated table of the library's own.
 -- deliveries   The inbox: one line a request whose signature was right, with its exact bytes, and one a further event
 --              of the same request (`parent`, `position` from 1; the body is read from the parent). It is a gated table:
 --              received → applying → processed | ignored, and `dead` when attempts ran out. `parked_on` names the row

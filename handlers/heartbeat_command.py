@@ -15,7 +15,8 @@ from rich.console import Console
 from rich.table import Table
 
 from handlers.commands import run as run_command
-from handlers.heartbeat import Run, Unknown, Unusable, Wanted, begin
+from handlers.heartbeat import Unknown, Unusable, begin
+from handlers.heartbeat_run import Run, Wanted
 from handlers.tally import Tally, total
 from webhooks import Pool
 

@@ -12,7 +12,8 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from handlers.heartbeat import Run, Unknown, Unusable, Wanted, begin
+from handlers.heartbeat import Unknown, Unusable, begin
+from handlers.heartbeat_run import Run, Wanted
 from webhooks import Pool
 
 log = structlog.get_logger(__name__)
@@ -52,7 +53,10 @@ async def run_heartbeat(request: Request) -> Response:
 
 
 def _answer(run: Run) -> dict[str, object]:
-    return {"run_id": run.id} | ({"problems": run.problems} if run.problems else {})
+    answer: dict[str, object] = {"run_id": run.id}
+    if run.problems:
+        answer["problems"] = run.problems
+    return answer
 
 
 async def _unattended(run: Run) -> None:

@@ -24,7 +24,8 @@ from starlette.applications import Starlette
 from starlette.routing import Mount
 
 from handlers import consumer
-from handlers.heartbeat import Wanted, begin
+from handlers.heartbeat import begin
+from handlers.heartbeat_run import Wanted
 from handlers.issues import issues
 from handlers.standin.agent import AgentStandin
 from webhooks import Pool, Transaction

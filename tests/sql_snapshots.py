@@ -90,6 +90,9 @@ def of_phase(gate: Gate[Any], phase: Phase) -> Iterator[tuple[str, bytes]]:
     yield "expire", composed.expire(phase)
     yield "adopt", composed.adopt(phase)
     yield "exhausted", composed.exhausted(phase)
+    yield "notify_release", composed.release(phase, NOTED.get(gate.table, ()), notify=True)
+    yield "notify_expire", composed.expire(phase, notify=True)
+    yield "notify_exhausted", composed.exhausted(phase, notify=True)
 
 
 def write() -> None:

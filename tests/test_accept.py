@@ -276,7 +276,10 @@ async def test_a_copy_that_is_held_for_long_is_refused_alone_and_its_neighbours_
     assert (await here.all(arrival(b"x", key="one")))[0].status == "accepted"
 
 
-async def test_many_copies_that_are_held_for_long_do_not_hold_up_the_receiver(here: Inbox) -> None:
+async def test_many_copies_that_are_held_for_long_do_not_hold_up_the_receiver(
+    here: Inbox, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(accept, "WITHIN_S", 1.5)
     async with await elsewhere(here.pool.url) as first:
         await first.execute("BEGIN")
         await first.execute(
@@ -284,7 +287,7 @@ async def test_many_copies_that_are_held_for_long_do_not_hold_up_the_receiver(he
             " SELECT 'shortcut', 'held-' || n, 'x', 'received' FROM generate_series(1, 100) AS n"
         )
         held = [asyncio.create_task(here.accepter.accept(arrival(b"x", key=f"held-{n}"))) for n in range(1, 101)]
-        async with asyncio.timeout(4):
+        async with asyncio.timeout(2.5):
             answers = await asyncio.gather(*held, return_exceptions=True)
         await first.execute("ROLLBACK")
     assert all(isinstance(answer, Unavailable) for answer in answers)

@@ -552,21 +552,21 @@ async def test_a_move_waits_for_a_park_under_way_and_makes_it_due(pool: Pool) ->
 async def test_parked_on_a_row_with_a_key_of_several_columns(pool: Pool) -> None:
     await sql(
         pool,
-        "CREATE TABLE issues (company_id bigint, id bigint, LIKE gated INCLUDING ALL, PRIMARY KEY (company_id, id))",
+        "CREATE TABLE tickets (company_id bigint, id bigint, LIKE gated INCLUDING ALL, PRIMARY KEY (company_id, id))",
     )
-    issues = Gate("issues", key="company_id, id")
-    issues.phase("open", claimed="claimed", done="resolved")
+    tickets = Gate("tickets", key="company_id, id")
+    tickets.phase("open", claimed="claimed", done="resolved")
 
     async def handle(event: Event, tx: Transaction) -> None:
-        if not await issues.advance(tx, (1, 2), "blocked", "open"):
-            raise Park(issues, (1, 2), while_in=("open",))
+        if not await tickets.advance(tx, (1, 2), "blocked", "open"):
+            raise Park(tickets, (1, 2), while_in=("open",))
 
     async with pool.transaction() as tx:
-        await issues.open(tx, company_id=1, id=2)
+        await tickets.open(tx, company_id=1, id=2)
     row = await of(pool, handling(handle), arrival(stories(7)))
-    assert row["parked_on"] == "issues:1/2"
+    assert row["parked_on"] == "tickets:1/2"
     async with pool.transaction() as tx:
-        assert await issues.advance(tx, (1, 2), "open", "blocked")
+        assert await tickets.advance(tx, (1, 2), "open", "blocked")
     assert (await applied(pool, handling(handle), row["id"]))["status"] == "processed"
 
 

@@ -410,6 +410,23 @@ async def test_a_stop_while_the_row_is_released_changes_nothing(pool: Pool, data
 
 
 @pytest.mark.invariant(6)
+async def test_a_cancellation_while_the_row_is_completed_waits_for_it(pool: Pool, database_url: str) -> None:
+    claim = await taken(pool)
+    other = await elsewhere(database_url)
+    async with other:
+        await other.execute("BEGIN; SELECT FROM patch_sessions FOR UPDATE")
+        async with working(claim, lambda: claim.complete(patch="in time")) as task:
+            await until_blocked(pool)
+            task.cancel()
+            await asyncio.sleep(0)
+            await other.execute("COMMIT")
+            with pytest.raises(asyncio.CancelledError):
+                await task
+    assert (await row_of(pool, 1))["patch"] == "in time"
+    assert await outcomes_of(pool, 1) == ["done"]
+
+
+@pytest.mark.invariant(6)
 async def test_a_cancellation_during_the_release_waits_for_it(pool: Pool, database_url: str) -> None:
     claim = await taken(pool)
 
@@ -523,6 +540,29 @@ async def test_a_claim_cancelled_after_its_commit_is_given_back(pool: Pool, data
             await task
     assert (await row_of(pool, 1))["attempt_count"] == 0
     assert await status_of(pool, 1) == "clarified"
+    assert await outcomes_of(pool, 1) == ["interrupted"]
+
+
+@pytest.mark.invariant(6)
+async def test_a_claim_cancelled_twice_is_given_back_all_the_same(pool: Pool, database_url: str) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1)
+    other = await elsewhere(database_url)
+    async with other, pool_over_a_wire(database_url) as (wired_pool, wire):
+        await sql(wired_pool, "SELECT 1")
+        wire.at(COMMIT, "hold")
+        task = asyncio.create_task(gate.take(wired_pool, "drafting", 1))
+        await wire.held.wait()
+        await other.execute("BEGIN; SELECT FROM patch_sessions FOR UPDATE")
+        task.cancel()
+        wire.freed.set()
+        await until_blocked(pool)
+        task.cancel()
+        await asyncio.sleep(0)
+        await other.execute("COMMIT")
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    assert (await row_of(pool, 1))["attempt_count"] == 0
     assert await outcomes_of(pool, 1) == ["interrupted"]
 
 

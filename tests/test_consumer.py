@@ -42,5 +42,5 @@ def test_two_sources_of_one_name_are_refused() -> None:
 
 
 def test_a_gate_over_the_inbox_is_refused() -> None:
-    with pytest.raises(ConfigurationError, match="inbox"):
+    with pytest.raises(ConfigurationError, match="deliveries"):
         Consumer(gates=[Gate("deliveries", key="id")], sources=[])

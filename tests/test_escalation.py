@@ -118,29 +118,32 @@ async def by_a_lowered_limit(pool: Pool) -> None:
 
 @pytest.mark.invariant(7)
 @pytest.mark.parametrize("path", [by_a_release, by_asking_for_it, by_an_expiry, by_a_lowered_limit])
-async def test_a_row_escalates_exactly_once_and_runs_no_more(
-    pool: Pool, path: Callable[[Pool], Awaitable[None]]
+async def test_a_row_escalates_exactly_once_is_told_of_once_and_runs_no_more(
+    database_url: str, path: Callable[[Pool], Awaitable[None]]
 ) -> None:
-    await sql(
-        pool,
-        "CREATE TABLE changes (at timestamptz DEFAULT clock_timestamp());"
-        "CREATE FUNCTION note() RETURNS trigger LANGUAGE plpgsql AS"
-        " 'BEGIN INSERT INTO changes DEFAULT VALUES; RETURN NEW; END';"
-        "CREATE TRIGGER note AFTER UPDATE ON patch_sessions FOR EACH ROW"
-        " WHEN (OLD.status <> NEW.status AND NEW.status = 'escalated') EXECUTE FUNCTION note()",
-    )
-    await opened(pool, GATE, 1)
-    await path(pool)
-    await asyncio.gather(*(GATE.sweep(pool, "drafting") for _ in range(8)))
-    assert await status_of(pool, 1) == "escalated"
-    attempts = len(await outcomes_of(pool, 1))
-    for _ in range(2):  # whatever comes later finds nothing to do
-        await due(pool, 1)
+    telling = Settings(notify_url="https://example.com/", notify_secret="whsec_c2VjcmV0")
+    async with Pool.open(database_url, settings=telling) as pool:
+        await opened(pool, GATE, 1)
         await path(pool)
-        await GATE.sweep(pool, "drafting")
-    assert len(await sql(pool, "SELECT * FROM changes")) == 1
-    assert len(await outcomes_of(pool, 1)) == attempts
-    assert [packet.row for packet in await packets(pool)] == ["patch_sessions:1"]
+        await asyncio.gather(*(GATE.sweep(pool, "drafting") for _ in range(8)))
+        assert await status_of(pool, 1) == "escalated"
+        attempts = len(await outcomes_of(pool, 1))
+        for _ in range(2):  # whatever comes later finds nothing to do
+            await due(pool, 1)
+            await path(pool)
+            await GATE.sweep(pool, "drafting")
+        assert len(await outcomes_of(pool, 1)) == attempts
+        assert [packet.row for packet in await packets(pool)] == ["patch_sessions:1"]
+        # Written by the statement that escalates, so there is one for each time that happened.
+        [line] = await sql(pool, "SELECT * FROM notifications")
+        row = await row_of(pool, 1)
+    assert (line["table_name"], line["key"], line["phase"], line["status"]) == (
+        "patch_sessions",
+        "1",
+        "drafting",
+        "pending",
+    )
+    assert (line["reason"], line["attempts_made"]) == (row["last_error"], row["attempt_count"])
 
 
 # ---- what a person needs
@@ -191,7 +194,7 @@ async def test_dead_deliveries_are_listed_and_a_table_can_be_chosen(pool: Pool) 
     [packet] = await packets(pool, of="deliveries")
     assert packet.phase == "applying"
     assert "not JSON" in (packet.last_error or "")
-    with pytest.raises(ConfigurationError, match="deliveries, patch_sessions"):
+    with pytest.raises(ConfigurationError, match="deliveries, notifications, patch_sessions"):
         await packets(pool, of="issues")
 
 

@@ -515,8 +515,7 @@ async def test_a_person_gives_an_escalated_row_new_attempts_and_the_same_visit(p
     gate = a_gate()
     await opened(pool, gate, 1)
     visit = (await row_of(pool, 1))["visit"]
-    await sql(pool, "UPDATE patch_sessions SET attempt_count = 2, max_attempts = 7, status = 'clarified'")
-    await sql(pool, "UPDATE patch_sessions SET max_attempts = 3")
+    await sql(pool, "UPDATE patch_sessions SET attempt_count = 6, max_attempts = 7")
     await fails(gate, pool)
     assert await status_of(pool, 1) == "escalated"
     async with pool.transaction() as tx:

@@ -21,7 +21,7 @@ LAYERS = (
     ("effects", "wire"),
     ("claim",),
     ("gate",),
-    ("inbox",),
+    ("inbox", "notify"),
     ("consumer",),
     ("accept", "apply", "bell", "lane", "status", "deliveries", "samples", "loading", "rows", "standing"),
     ("escalation", "decision", "why", "verify"),

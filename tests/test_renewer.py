@@ -274,12 +274,12 @@ async def test_a_table_that_cannot_be_renewed_does_not_cost_the_others_their_lea
 ) -> None:
     await sql(pool, "CREATE TABLE jobs (id bigint PRIMARY KEY, LIKE gated INCLUDING ALL)")
     jobs = Gate("jobs", key="id")
-    jobs.phase("open", claimed="claimed", done="done", lease=SECOND)
+    jobs.phase("open", claimed="claimed", done="done", lease=3 * SECOND)
     async with pool.transaction() as tx:
         await jobs.open(tx, id=1)
     job = await jobs.take(pool, "claimed", 1)
     assert job is not None
-    claim = await taken(pool, lease=timedelta(seconds=3))
+    claim = await taken(pool, lease=3 * SECOND)
     other = await elsewhere(database_url)
 
     async def hold_the_job() -> None:
@@ -287,13 +287,18 @@ async def test_a_table_that_cannot_be_renewed_does_not_cost_the_others_their_lea
             async with job.held():
                 await asyncio.Event().wait()
 
-    async with other, claim.held():
+    async with other:
         await other.execute("BEGIN; LOCK TABLE jobs IN ACCESS EXCLUSIVE MODE")
+        with pool.renewer._changed:  # both are due at once, the job's table first
+            for lease in (lease_of(job), lease_of(claim)):
+                lease.renew_at = boottime()
+                pool.renewer.add(lease)
         holding = asyncio.create_task(hold_the_job())
-        await until_renewed(pool, claim, times=4)
-        await other.execute("ROLLBACK")
-        await holding
-        await claim.complete()
+        async with claim.held():
+            await holding
+            await until_renewed(pool, claim, times=4)
+            await other.execute("ROLLBACK")
+            await claim.complete()
     assert await status_of(pool, 1) == "drafted"
 
 

@@ -40,7 +40,6 @@ PARAMS: dict[str, Any] = {
     "ended_at": None,
     "retry_safe": False,
     "calls": 1,
-    "notify": False,
     "phase": "drafting",
     "table": "patch_sessions",
     "parked_on": "patch_sessions:1",

@@ -127,11 +127,11 @@ class Accepter:
             if not wire.up and not await self._connect(wire, WITHIN_S):
                 self._leave()
                 await asyncio.sleep(RECONNECT_EVERY_S)
-                continue
-            while not self._queue:
+            elif self._queue:
+                await self._answer(wire, self._next_group())
+            else:
                 self._arrived.clear()
                 await self._arrived.wait()
-            await self._answer(wire, self._next_group())
 
     def _next_group(self) -> list[Waiting]:
         group: list[Waiting] = []
@@ -155,6 +155,7 @@ class Accepter:
         until = max(min(waiting.since for waiting in group) + WITHIN_S, now + WITHIN_S / 3)
         try:
             if not await self._store(wire, group, until):
+                await self._distrust_idle_ones()
                 self._leave()
         finally:
             # Also when this task is stopped in the middle: what was sent may be stored, a second copy will find out.
@@ -234,6 +235,13 @@ class Accepter:
             log.info("the inbox takes deliveries again")
         self._away = False
         return True
+
+    async def _distrust_idle_ones(self) -> None:
+        """Have every idle connection made anew: it may be as dead, and the next request would have to find that out."""
+        for wire in self._wires:
+            if not wire.busy:
+                await wire.close()
+        self._arrived.set()
 
     def _leave(self) -> None:
         """Do without the database until a new connection stands, and refuse what waits; nothing while one stands."""

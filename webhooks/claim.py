@@ -46,6 +46,7 @@ class Owned:
         lease: timedelta,
         entered: Callable[[str], Phase | None],
         row: TypeAdapter[Any],
+        notify: bool,
     ) -> None:
         self.table = table
         self.key = key
@@ -54,10 +55,11 @@ class Owned:
         self.lease = lease
         self.entered = entered
         self.row = row
+        self.notify = notify
         self.claim = statements.claim(phase)
         self.hold = statements.hold(phase)
         self.give_back = statements.give_back(phase)
-        self.sweeps = (statements.expire(phase), statements.adopt(phase), statements.exhausted(phase))
+        self.sweeps = (statements.expire(phase, notify), statements.adopt(phase), statements.exhausted(phase, notify))
         self.renewal = Renewal(table, phase.claimed, key, statements.renew(phase), statements.still_held(phase), lease)
 
 
@@ -207,7 +209,8 @@ class Claim(Generic[Row]):
         finally:
             self._inside.discard(task)
             if not committed:
-                self._lease.until = until
+                # The longer lease was rolled back; give the renewal that follows a moment to find out what is left.
+                self._lease.until = max(until, boottime() + 1)
             self._pool.renewer.unlocked(self._lease, renew=not committed)
             if ending is not None:
                 self._ending = False
@@ -359,12 +362,11 @@ class Claim(Generic[Row]):
             **self._fence,
             "escalate": ending.escalate,
             "refund": 0 if ending.charged else 1,
-            "notify": notified(self._owned.table, self._pool),
             "delay": ending.delay,
             "error": error,
             **column_params(columns),
         }
-        statement = self._owned.statements.release(self._owned.phase, tuple(columns))
+        statement = self._owned.statements.release(self._owned.phase, tuple(columns), self._owned.notify)
         row = await (await tx.execute(statement, params)).fetchone()
         if row is None:
             raise self._lost()
@@ -433,11 +435,6 @@ class ClaimTransaction(Transaction):
     def release(self, release: Release) -> None:
         """Release the claim in this transaction, as its last statement."""
         self.ending = release
-
-
-def notified(table: str, pool: Pool) -> bool:
-    """Say whether somebody is told when a row of a table escalates; never of a notification itself."""
-    return pool.settings.notify_url is not None and table != "notifications"
 
 
 def _outcome(ending: Done | Release | None) -> Outcome | None:

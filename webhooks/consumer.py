@@ -46,8 +46,9 @@ class Consumer:
             raise ConfigurationError("two gates over one table: declare all its phases on one gate")
         if len(self.sources) != len(sources):
             raise ConfigurationError("two sources have one name: give one of them another, it is its URL")
-        if "deliveries" in self.gates:
-            raise ConfigurationError("the table deliveries is the inbox, it has its gate already")
+        for own in ("deliveries", "notifications"):
+            if own in self.gates:
+                raise ConfigurationError(f"the table {own} is the library's own, it has its gate already")
 
     def handler(self, source: str, event: str) -> Handler | None:
         """Return what is registered for an event, if anything is."""

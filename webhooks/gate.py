@@ -15,7 +15,7 @@ from psycopg.errors import LockNotAvailable
 from psycopg_pool import PoolTimeout
 from pydantic import BaseModel, TypeAdapter
 
-from webhooks.claim import Claim, Owned, Row, notified, wake_parked
+from webhooks.claim import Claim, Owned, Row, wake_parked
 from webhooks.db import Ready, Transaction, draw, finished
 from webhooks.errors import ConfigurationError
 from webhooks.phase import (
@@ -99,7 +99,7 @@ class Gate(Generic[Row]):
         read = tuple(dict.fromkeys((*self.key.columns, *columns, *CLAIM_COLUMNS))) if columns else ()
         self.order_by: LiteralString = order_by or "not_before, " + ", ".join(self.key.columns)
         self.statements = Statements(self.table, self.key, read, self.order_by, self.escalated)
-        self._owned: dict[tuple[str, timedelta], Owned] = {}
+        self._owned: dict[tuple[str, timedelta, bool], Owned] = {}
 
     def __repr__(self) -> str:
         return f"<Gate {self.table}>"
@@ -186,10 +186,12 @@ class Gate(Generic[Row]):
                 f"{self.table} has no phase {phase!r}; a phase is named by its claimed status: {known}"
             )
         lease = declared.lease or pool.settings.lease
-        owned = self._owned.get((phase, lease))
+        # A notification that cannot be sent is told of by nothing but the list of escalations.
+        notify = pool.settings.notify_url is not None and self.table != "notifications"
+        owned = self._owned.get((phase, lease, notify))
         if owned is None or owned.phase is not declared:
-            owned = Owned(self.table, self.key, self.statements, declared, lease, self.entered, self._row)
-            self._owned[phase, lease] = owned
+            owned = Owned(self.table, self.key, self.statements, declared, lease, self.entered, self._row, notify)
+            self._owned[phase, lease, notify] = owned
         return owned
 
     async def check(self, tx: Transaction) -> list[str]:
@@ -440,7 +442,6 @@ class Gate(Generic[Row]):
             "longest": backoff.longest,
             "factor": backoff.factor(random.random()),
             "lease": owned.lease,
-            "notify": notified(self.table, pool),
         }
         moved = 0
         for statement in owned.sweeps:

@@ -15,6 +15,7 @@ from webhooks.db import Transaction, clean, compose, table
 from webhooks.errors import ConfigurationError
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
+from webhooks.notify import notifications
 from webhooks.phase import GATE_COLUMNS
 
 # Not the body, which may be long.
@@ -51,8 +52,8 @@ class Named:
 
 
 def gates_of(consumer: Consumer) -> Mapping[str, Gate[Any]]:
-    """Return every gate by its table, the inbox first."""
-    return {inbox.table: inbox, **consumer.gates}
+    """Return every gate by its table, the library's own first."""
+    return {inbox.table: inbox, notifications.table: notifications, **consumer.gates}
 
 
 def gate_of(consumer: Consumer, name: str) -> Gate[Any]:

@@ -9,6 +9,7 @@ from typing import Any, Literal
 
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
+from webhooks.notify import notifications
 from webhooks.phase import Phase
 
 Reason = Literal[
@@ -70,7 +71,7 @@ def standing(gate: Gate[Any], label: str, row: Mapping[str, Any] | None, now: da
         waits = ", ".join(each.ready for each in gate.phases.values())
         told = f"it is in {status}, where no phase claims; phases wait in {waits}"
         return Standing("wrong status", told, "an event has to move it, or nothing is left to do: webhooks deliveries")
-    return _ready(label, row, now, phase, worked=phase.function is not None or gate is inbox)
+    return _ready(label, row, now, phase, worked=phase.function is not None or gate in (inbox, notifications))
 
 
 def _claimed(label: str, row: Mapping[str, Any], now: datetime, lease: timedelta) -> Standing:

@@ -263,21 +263,19 @@ class Statements:
         return SQL(", ").join(parts)
 
     @lru_cache(maxsize=64)  # noqa: B019
-    def release(self, phase: Phase, columns: tuple[str, ...] = ()) -> bytes:
+    def release(self, phase: Phase, columns: tuple[str, ...] = (), notify: bool = False) -> bytes:
         """Put our row back where it was claimed from, or escalate it when its attempts are used up."""
         own = [SQL("{} = {}, ").format(Identifier(column), Placeholder("set_" + column)) for column in columns]
         escalates = SQL("(%(escalate)s OR attempt_count - %(refund)s >= max_attempts)")
-        return compose(
-            "WITH released AS (\n"
-            "    UPDATE {table} SET status = CASE WHEN {escalates} THEN {escalated} ELSE {ready} END,\n"
-            "        claimed_from = CASE WHEN {escalates} THEN {ready} END,\n"
-            "        attempt_count = greatest(attempt_count - %(refund)s, 0),\n"
-            "        not_before = statement_timestamp() + %(delay)s, last_error = coalesce(%(error)s, last_error),\n"
-            "        {own}{cleared}\n"
-            "    WHERE {fence}\n"
-            "    RETURNING {key_list}, status, attempt_count, last_error\n"
-            "), {notified}\n"
-            "SELECT status, statement_timestamp() AS ended_at FROM released",
+        answer = SQL("status, statement_timestamp() AS ended_at")
+        release = named(
+            "UPDATE {table} SET status = CASE WHEN {escalates} THEN {escalated} ELSE {ready} END,\n"
+            "    claimed_from = CASE WHEN {escalates} THEN {ready} END,\n"
+            "    attempt_count = greatest(attempt_count - %(refund)s, 0),\n"
+            "    not_before = statement_timestamp() + %(delay)s, last_error = coalesce(%(error)s, last_error),\n"
+            "    {own}{cleared}\n"
+            "WHERE {fence}\n"
+            "RETURNING {returned}",
             table=self.table,
             escalates=escalates,
             escalated=self.escalated,
@@ -285,22 +283,30 @@ class Statements:
             own=Composed(own),
             cleared=CLEARED,
             fence=self.fence(phase),
-            key_list=self.key_list,
-            notified=self._notified(phase, "released"),
+            returned=SQL("{}, status, attempt_count, last_error").format(self.key_list) if notify else answer,
+        )
+        return self._told(phase, release, answer) if notify else release.as_bytes(None)
+
+    def _told(self, phase: Phase, moving: Composable, answer: Composable) -> bytes:
+        """Compose a statement that may escalate so that it tells of it, in the same breath."""
+        return compose(
+            "WITH moved AS (\n{moving}\n), {notified}\nSELECT {answer} FROM moved",
+            moving=moving,
+            notified=self._notified(phase, "moved"),
+            answer=answer,
         )
 
     def _notified(self, phase: Phase, moved: LiteralString) -> Composable:
-        """Tell of rows that were escalated, in the statement that escalated them; where nobody is to be told, of none."""
         return named(
             "notified AS (\n"
             "    INSERT INTO {notifications} (table_name, key, phase, attempts_made, reason, status, max_attempts)\n"
-            "    SELECT {name}, {key_text}, {phase}, attempt_count, last_error, 'pending', {attempts_left} FROM {moved}\n"
-            "    WHERE status = {escalated} AND %(notify)s\n"
+            "    SELECT {name}, {key_text}, {phase}, attempt_count, last_error, 'pending', {limit}\n"
+            "    FROM {moved} WHERE status = {escalated}\n"
             ")",
             name=Literal(self.name),
             key_text=self.key_text,
             phase=Literal(phase.claimed),
-            attempts_left=Literal(NOTIFICATION_ATTEMPTS),
+            limit=Literal(NOTIFICATION_ATTEMPTS),
             moved=SQL(moved),
             escalated=self.escalated,
         )
@@ -323,7 +329,7 @@ class Statements:
             cleared=CLEARED,
         )
 
-    def expire(self, phase: Phase) -> bytes:
+    def expire(self, phase: Phase, notify: bool = False) -> bytes:
         """Free rows whose lease is over: back with a wait, or escalated. Their attempts are recorded as expired."""
         return compose(
             "WITH late AS MATERIALIZED (\n"
@@ -343,7 +349,7 @@ class Statements:
             "    UPDATE {attempts} AS a SET\n"
             "        ended_at = statement_timestamp(), outcome = 'expired', error = freed.last_error\n"
             "    FROM freed WHERE a.claim_seq = freed.claim_seq AND a.ended_at IS NULL\n"
-            "), {notified}\n"
+            "){notified}\n"
             "SELECT {key_list}, status FROM freed",
             key_list=self.key_list,
             table=self.table,
@@ -353,7 +359,7 @@ class Statements:
             backoff=BACKOFF,
             cleared=CLEARED,
             same_key=self.same_key("t", "late"),
-            notified=self._notified(phase, "freed"),
+            notified=SQL(", {}").format(self._notified(phase, "freed")) if notify else SQL(""),
         )
 
     def adopt(self, phase: Phase) -> bytes:
@@ -376,27 +382,28 @@ class Statements:
             key_of_t=self.key_of_t,
         )
 
-    def exhausted(self, phase: Phase) -> bytes:
+    def exhausted(self, phase: Phase, notify: bool = False) -> bytes:
         """Escalate ready rows without an attempt left (`max_attempts` was lowered)."""
-        return compose(
+        more = SQL(", t.attempt_count, t.last_error") if notify else SQL("")
+        escalation = named(
             "WITH spent AS MATERIALIZED (\n"
             "    SELECT {key_list} FROM {table} WHERE status = {ready} AND attempt_count >= max_attempts\n"
             "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED\n"
-            "), given_up AS (\n"
-            "    UPDATE {table} AS t SET status = {escalated}, claimed_from = {ready},\n"
-            "        last_error = coalesce(t.last_error, 'no attempt is left')\n"
-            "    FROM spent WHERE {same_key} AND t.status = {ready} AND t.attempt_count >= t.max_attempts\n"
-            "    RETURNING {key_of_t}, t.status, t.attempt_count, t.last_error\n"
-            "), {notified}\n"
-            "SELECT {key_list}, status FROM given_up",
+            ")\n"
+            "UPDATE {table} AS t SET status = {escalated}, claimed_from = {ready},\n"
+            "    last_error = coalesce(t.last_error, 'no attempt is left')\n"
+            "FROM spent WHERE {same_key} AND t.status = {ready} AND t.attempt_count >= t.max_attempts\n"
+            "RETURNING {key_of_t}, t.status{more}",
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
             escalated=self.escalated,
             same_key=self.same_key("t", "spent"),
             key_of_t=self.key_of_t,
-            notified=self._notified(phase, "given_up"),
+            more=more,
         )
+        answer = SQL("{}, status").format(self.key_list)
+        return self._told(phase, escalation, answer) if notify else escalation.as_bytes(None)
 
     @lru_cache(maxsize=256)  # noqa: B019
     def open(self, to: str, columns: tuple[str, ...], entered: Phase | None) -> bytes:

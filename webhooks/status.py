@@ -12,6 +12,7 @@ from webhooks.consumer import Consumer
 from webhooks.db import Transaction, compose, table
 from webhooks.gate import Gate
 from webhooks.inbox import NO_HANDLER, inbox
+from webhooks.notify import notifications
 from webhooks.phase import Phase
 
 # Each count has a partial index of its own: a status is a literal, so that it is used.
@@ -58,8 +59,10 @@ class PhaseStatus:
 
 
 async def status(tx: Transaction, consumer: Consumer) -> list[PhaseStatus]:
-    """Count the rows of every phase, the inbox first."""
-    return [line for gate in (inbox, *consumer.gates.values()) for line in await _gate_status(tx, gate)]
+    """Count the rows of every phase, the inbox first; notifications last, and only where some are under way."""
+    lines = [line for gate in (inbox, *consumer.gates.values()) for line in await _gate_status(tx, gate)]
+    told = await _gate_status(tx, notifications)
+    return lines + [line for line in told if line.backlog or line.in_progress or line.escalated]
 
 
 def as_json(lines: Iterable[PhaseStatus]) -> list[dict[str, Any]]:

@@ -33,10 +33,12 @@ class Wire:
 
     Attributes:
         failure: what last went wrong.
+        busy: whether work is being done on it.
     """
 
     def __init__(self, pool: Pool) -> None:
         self.failure = ""
+        self.busy = False
         self._pool = pool
         self._connection: Connection | None = None
 
@@ -70,9 +72,11 @@ class Wire:
             return Unavailable(self.failure)
         task = asyncio.ensure_future(work(connection))
         task.add_done_callback(_looked_at)
+        self.busy = True
         try:
             await asyncio.wait({task}, timeout=max(within_s, 0))
         finally:
+            self.busy = False
             if not task.done():
                 self._leave(connection, task)
         error = await self._given_up(task) if self._connection is None else task.exception()

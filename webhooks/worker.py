@@ -17,6 +17,7 @@ from webhooks.db import Ready, ended, finished
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
 from webhooks.lane import Lane, Turn
+from webhooks.notify import check_settings, notifications, notify
 from webhooks.phase import Phase
 from webhooks.pool import Pool
 
@@ -35,17 +36,23 @@ class Worker:
 
     Attributes:
         bell: tells other processes of work, and hears of theirs.
+
+    Raises:
+        ConfigurationError: somebody is to be told of escalations, and there is nothing to sign that with.
     """
 
     def __init__(self, pool: Pool, consumer: Consumer) -> None:
+        check_settings(pool.settings)
         self._pool = pool
         self._consumer = consumer
         self.bell = Bell(pool)
         self._tasks: list[asyncio.Task[None]] = []
         turn = Turn()
-        self._swept: list[tuple[Gate[Any], Phase]] = [(inbox, phase) for phase in inbox.phases.values()]
+        own: tuple[Gate[Any], ...] = (inbox, notifications)
+        self._swept: list[tuple[Gate[Any], Phase]] = [(gate, phase) for gate in own for phase in gate.phases.values()]
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._add(inbox, "applying", pool.settings.deliveries_concurrency, self._apply, in_batches=True, turn=turn)
+        self._add(notifications, "notifying", pool.settings.concurrency, self._notify, in_batches=False, turn=turn)
         for gate in consumer.gates.values():
             for phase in gate.phases.values():
                 self._swept.append((gate, phase))
@@ -66,6 +73,9 @@ class Worker:
 
     async def _apply(self, claim: Claim[Any]) -> None:
         await apply(self._consumer, claim)
+
+    async def _notify(self, claim: Claim[Any]) -> None:
+        await notify(self._pool.settings, claim)
 
     def know(self, ready: Iterable[Ready]) -> None:
         """Take note of rows that became ready, so that they are claimed at once and by their keys."""

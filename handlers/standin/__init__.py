@@ -28,7 +28,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse
 from starlette.routing import Mount
 
-from handlers.heartbeat import stop_runs
+from handlers.heartbeat_run import stop_runs
 from handlers.settings import settings
 from handlers.standin import clarifier, drafter
 from handlers.standin.agent import AgentStandin

@@ -114,11 +114,12 @@ class Load:
 
     def __init__(self, running: Stack) -> None:
         self.answers: list[Answer] = []
+        self.over = False
         self._running = running
         self._loop = asyncio.get_running_loop()
 
     async def send(self) -> None:
-        while True:
+        while not self.over:
             key = f"delivery-{len(self.answers)}-{self._loop.time()}"
             asked_at = self._loop.time()
             answer = await self._running.send(from_shortcut(stories(len(self.answers), id=key)))
@@ -141,15 +142,9 @@ async def load(running: Stack) -> AsyncIterator[Load]:
     try:
         await until(lambda: len(senders.acked()) > 50)
         yield senders
-    except BaseException as e:
-        print("XXX", repr(e)); import traceback; traceback.print_exc(); raise
     finally:
-        print("XXX finally")
-        for task in tasks:
-            task.cancel()
-        d,p=await asyncio.wait(tasks,timeout=5)
-        for t in p: print("XXX", t); t.print_stack()
-        await asyncio.gather(*tasks, return_exceptions=True)
+        senders.over = True
+        await asyncio.gather(*tasks)
 
 
 async def stored(url: str) -> Counter[str]:
@@ -208,6 +203,16 @@ async def test_a_frozen_database_is_refused_within_three_seconds_and_accepted_fr
         await nothing_is_lost(server, senders)
 
 
+async def test_one_request_finds_out_for_all_that_the_database_is_frozen(server: Server) -> None:
+    async with stack(server.url, patching(), work=False) as running:
+        loop = asyncio.get_running_loop()
+        with server.frozen():
+            for key, (least_s, most_s) in enumerate([(2.5, ANSWERED_WITHIN_S), (0, 0.5), (0, 0.5)]):
+                asked_at = loop.time()
+                assert (await running.send(from_shortcut(stories(key)))).status_code == 503
+                assert least_s < loop.time() - asked_at < most_s
+
+
 @pytest.mark.invariant(2)
 @pytest.mark.parametrize("end", [Server.kill, Server.stop_at_once])
 async def test_a_database_that_dies_under_load_loses_nothing_that_was_acked(
@@ -237,7 +242,7 @@ async def test_connections_killed_at_any_moment_cost_no_delivery_and_no_refusal(
                 kills += killed.rowcount
                 # As many answers on, at another place within a flush.
                 count = len(senders.answers)
-                await until(lambda count=count: len(senders.answers) > count + 3)  # type: ignore[misc]
+                await until(lambda count=count: len(senders.answers) > count + 3)
         await nothing_is_lost(server, senders)
         assert 503 not in {answer.status for answer in senders.answers}
 

@@ -15,9 +15,5 @@ WITH late AS MATERIALIZED (
     UPDATE attempts AS a SET
         ended_at = statement_timestamp(), outcome = 'expired', error = freed.last_error
     FROM freed WHERE a.claim_seq = freed.claim_seq AND a.ended_at IS NULL
-), notified AS (
-    INSERT INTO notifications (table_name, key, phase, attempts_made, reason, status, max_attempts)
-    SELECT 'patch_sessions', sc_id::text, 'opening', attempt_count, last_error, 'pending', 20 FROM freed
-    WHERE status = 'escalated' AND %(notify)s
 )
 SELECT sc_id, status FROM freed
