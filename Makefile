@@ -21,8 +21,8 @@ endif
 serve: $(STAMP)  ## run the main job on an embedded PostgreSQL, with a stand-in for the outside world
 	$(VENV)/bin/webhooks serve --dev
 
-test: $(STAMP)  ## run the whole suite; ARGS are passed to pytest
-	$(RUN) pytest $(ARGS)
+test: $(STAMP)  ## run the whole suite, four at a time since most of it waits; ARGS are passed to pytest
+	$(RUN) pytest -n 4 $(ARGS)
 
 lint: $(STAMP)
 	$(RUN) ruff check .

@@ -58,7 +58,6 @@ _ADAPTER: TypeAdapter[HttpAdapter | ProcessAdapter] = TypeAdapter(Adapter)
 @dataclass(frozen=True, slots=True)
 class Agent:
     id: str
-    name: str
     adapter: HttpAdapter | ProcessAdapter
 
 
@@ -72,7 +71,7 @@ def read_agents(rows: Iterable[Mapping[str, Any]]) -> tuple[list[Agent], list[st
     problems: list[str] = []
     for row in rows:
         try:
-            agents.append(Agent(row["id"], row["name"], _ADAPTER.validate_python(row["adapter"])))
+            agents.append(Agent(row["id"], _ADAPTER.validate_python(row["adapter"])))
         except ValidationError as error:
             problems.append(f"agent {row['id']}: its adapter cannot be read: {_told(error)}")
     return agents, problems

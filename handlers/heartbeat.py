@@ -18,7 +18,7 @@ log = structlog.get_logger(__name__)
 
 COMPANY = "SELECT 1 FROM companies WHERE id = %(company_id)s"
 AGENTS = """
-SELECT id, name, adapter, paused FROM agents
+SELECT id, adapter, paused FROM agents
 WHERE company_id = %(company_id)s AND id = coalesce(%(agent_id)s, id) ORDER BY id
 """
 BEGIN_RUN = """

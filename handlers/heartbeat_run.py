@@ -161,7 +161,8 @@ class Run:
         except Exception as error:
             if claim is None:
                 raise
-            log.warning("an issue was not resolved", issue=claim.row.id, agent=agent.id, error=str(error))
+            told = f"{type(error).__name__}: {error}"
+            log.warning("an issue was not resolved", issue=claim.row.id, agent=agent.id, error=told)
         finally:
             if claim is not None:
                 self.tallies[agent.id].add(claim)

@@ -46,6 +46,10 @@ async def sql(pool: Pool, text: Any, **params: object) -> Rows:
         return await cursor.fetchall() if cursor.description else []
 
 
+def at(url: str, name: str = "coder", query: str = "seconds=0", **settings: object) -> dict[str, object]:
+    return {"type": "http", "url": f"{url}/{name}?{query}", **settings}
+
+
 async def enter(
     pool: Pool, agents: Mapping[str, Mapping[str, object]] | Sequence[str] = ("coder",), *, company: str = "acme"
 ) -> None:

@@ -61,14 +61,14 @@ async def effect_of(pool: Pool, row: dict[str, Any]) -> str:
 def test_an_adapter_needs_only_its_type_and_where_the_agent_is() -> None:
     agents, problems = read_agents(
         [
-            {"id": "a", "name": "A", "adapter": HTTP},
-            {"id": "b", "name": "B", "adapter": {"type": "process", "command": ["agent", "--fast"]}},
+            {"id": "a", "adapter": HTTP},
+            {"id": "b", "adapter": {"type": "process", "command": ["agent", "--fast"]}},
         ]
     )
     assert problems == []
     assert agents == [
-        Agent("a", "A", HttpAdapter.model_validate({**HTTP, "timeout_s": 300, "concurrency": 1})),
-        Agent("b", "B", ProcessAdapter(type="process", command=["agent", "--fast"])),
+        Agent("a", HttpAdapter.model_validate({**HTTP, "timeout_s": 300, "concurrency": 1})),
+        Agent("b", ProcessAdapter(type="process", command=["agent", "--fast"])),
     ]
 
 
@@ -93,14 +93,14 @@ def test_an_adapter_needs_only_its_type_and_where_the_agent_is() -> None:
     ],
 )
 def test_settings_that_cannot_be_read_are_named_with_the_reason(adapter: object, complaint: str) -> None:
-    agents, [problem] = read_agents([{"id": "coder", "name": "Coder", "adapter": adapter}])
+    agents, [problem] = read_agents([{"id": "coder", "adapter": adapter}])
     assert agents == []
     assert problem.startswith(f"agent coder: its adapter cannot be read: {complaint}")
 
 
 def test_a_wrong_setting_is_named_without_the_secrets_beside_it() -> None:
     adapter = {**HTTP, "headers": {"Authorization": "Bearer hush\n"}}
-    _, [problem] = read_agents([{"id": "coder", "name": "Coder", "adapter": adapter}])
+    _, [problem] = read_agents([{"id": "coder", "adapter": adapter}])
     assert "hush" not in problem
 
 

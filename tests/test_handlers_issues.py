@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import itertools
 import json
 import random
 import uuid
 from collections.abc import AsyncIterator, Iterator, Sequence
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -16,10 +18,14 @@ from consumers import quick
 from heartbeats import due, enter, outcomes_of, run, sql
 from patch_flow import deliver, sample
 
+from handlers import consumer
 from handlers.issue_comments import LONGEST_TEXT, comment_of, number_of, reference
 from handlers.issues import issues
-from webhooks import Pool
+from handlers.standin import standin
+from webhooks import Claim, Pool
+from webhooks.apply import apply
 from webhooks.delivery import Delivery
+from webhooks.inbox import inbox, insert
 
 REPOSITORY = "Codertocat/Hello-World"
 AGENT = "https://agent.example/work"
@@ -108,40 +114,61 @@ async def test_the_sample_of_github_itself_is_understood(pool: Pool) -> None:
     assert (await only_issue(pool))["assigned_agent_id"] == "Codertocat"
 
 
-@pytest.mark.parametrize(
-    ("delivery", "agent", "priority"),
-    [
-        (labeled("agent:coder"), "coder", "medium"),
-        (labeled("Agent: coder "), "coder", "medium"),
-        (labeled("agent:coder", assignees=["a-person"]), "coder", "medium"),
-        (assigned("a-person", labels=["agent:coder"]), "coder", "medium"),
-        (labeled("bug", assignees=["coder"]), "coder", "medium"),
-        (assigned("coder", labels=["priority:high", "bug"]), "coder", "high"),
-        (assigned("coder", labels=["priority:low", "Priority: Critical"]), "coder", "critical"),
-        (assigned("coder", labels=["priority:whatever"]), "coder", "medium"),
-        (labeled("agent:coder", labels=[]), "coder", "medium"),
-    ],
-    ids=["label", "spelling", "label before assignee", "label of before", "other label", "high", "two", "none", "own"],
-)
-async def test_labels_and_assignee_say_who_works_on_it_and_how_urgent_it_is(
-    delivery: Delivery, agent: str, priority: str, pool: Pool
-) -> None:
-    await deliver(pool, delivery)
-    row = await only_issue(pool)
-    assert (row["assigned_agent_id"], row["priority"]) == (agent, priority)
+SAID: list[tuple[dict[str, Any], str, str]] = [
+    ({"action": "labeled", "label": "agent:coder", "labels": ["agent:coder"]}, "coder", "medium"),
+    ({"action": "labeled", "label": "Agent: coder ", "labels": ["Agent: coder "]}, "coder", "medium"),
+    ({"action": "labeled", "label": "agent:coder", "assignees": ["a-person"]}, "coder", "medium"),
+    ({"action": "labeled", "label": "bug", "labels": ["bug"], "assignees": ["coder"]}, "coder", "medium"),
+    ({"action": "assigned", "assignee": "a-person", "labels": ["bug", "agent:coder"]}, "coder", "medium"),
+    ({"action": "assigned", "assignee": "coder", "assignees": ["another", "coder"]}, "coder", "medium"),
+    ({"action": "assigned", "assignee": "coder", "labels": ["priority:high", "bug"]}, "coder", "high"),
+    (
+        {"action": "assigned", "assignee": "coder", "labels": ["priority:low", "Priority: Critical"]},
+        "coder",
+        "critical",
+    ),
+    ({"action": "assigned", "assignee": "coder", "labels": ["priority:whatever"]}, "coder", "medium"),
+]
 
 
-@pytest.mark.parametrize("delivery", [labeled("bug"), labeled("agent: "), event("assigned")], ids=["bug", "no", "none"])
-async def test_an_issue_that_names_no_agent_opens_nothing(delivery: Delivery, pool: Pool) -> None:
-    [ended] = await deliver(pool, delivery)
-    assert ended["status"] == "ignored"
-    assert ended["reason"] == "neither a label agent:<name> nor an assignee says who is to work on it"
+async def test_labels_and_assignee_say_who_works_on_it_and_how_urgent_it_is(pool: Pool) -> None:
+    for number, (said, agent, priority) in enumerate(SAID, start=1):
+        await deliver(pool, event(number=number, **said))
+        row = (await all_issues(pool))[-1]
+        assert (row["external_ref"], row["assigned_agent_id"], row["priority"]) == (
+            reference(number),
+            agent,
+            priority,
+        ), said
+
+
+async def test_an_issue_that_names_no_agent_opens_nothing(pool: Pool) -> None:
+    for delivery in (labeled("bug"), labeled("agent: "), event("assigned")):
+        [ended] = await deliver(pool, delivery)
+        assert ended["status"] == "ignored"
+        assert ended["reason"] == "neither a label agent:<name> nor an assignee says who is to work on it"
     assert await all_issues(pool) == []
 
 
-async def test_a_hundred_words_about_one_issue_open_one(pool: Pool) -> None:
-    await deliver(pool, *(assigned("coder") for _ in range(50)), *(labeled("agent:coder") for _ in range(50)))
+async def test_many_words_about_one_issue_open_one(pool: Pool) -> None:
+    await deliver(pool, *(assigned("coder") for _ in range(10)), *(labeled("agent:coder") for _ in range(10)))
     assert (await only_issue(pool))["external_ref"] == "github#1"
+
+
+async def test_words_about_one_issue_that_come_at_once_open_one_and_the_newest_counts(pool: Pool) -> None:
+    words = [assigned(f"agent-{at}", at=at) for at in range(1, 11)]
+    async with pool.transaction() as tx:
+        await insert(tx, words)
+    claims = await inbox.take_next(pool, "applying", 10)
+
+    async def apply_one(claim: Claim[Any]) -> None:
+        async with claim.held():
+            await apply(consumer, claim)
+
+    await asyncio.gather(*map(apply_one, claims))
+    assert len(claims) == 10
+    await deliver(pool)  # whoever waited for a lock too long
+    assert (await only_issue(pool))["assigned_agent_id"] == "agent-10"
 
 
 async def test_what_postgres_cannot_store_is_replaced(pool: Pool) -> None:
@@ -196,7 +223,7 @@ async def test_every_order_of_arrival_and_every_repetition_ends_alike(story: lis
     ends: dict[tuple[object, ...], list[int]] = {}
     chance = random.Random(10)
     for number, order in enumerate(itertools.permutations(story), start=1):
-        arriving = [*order, *chance.sample(order, 2)]
+        arriving = [*order, chance.choice(order)]
         await deliver(pool, *(event(**{"number": number, **word}) for word in arriving))
         [row] = await sql(pool, "SELECT * FROM issues WHERE external_ref = %(reference)s", reference=reference(number))
         ends.setdefault(told(row), []).append(number)
@@ -389,6 +416,23 @@ async def test_an_issue_that_is_closed_while_its_agent_works_is_not_commented_on
     assert comments.bodies == []
     row = await only_issue(pool)
     assert (row["status"], row["result"]) == ("resolved", None)
+
+
+async def test_the_stand_in_plays_both_the_agent_and_github(
+    pool: Pool, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.delenv("WEBHOOKS_GITHUB_TOKEN")
+    async with standin(directory=tmp_path, port=0):
+        url = (tmp_path / "url").read_text().strip()
+        await enter(pool, {"coder": {"type": "http", "url": f"{url}/agents/coder?seconds=0"}}, company=REPOSITORY)
+        await deliver(pool, assigned("coder"))
+        assert (await run(pool, company=REPOSITORY))["resolved"] == 1
+        async with httpx.AsyncClient(trust_env=False) as http:
+            found = (await http.get(f"{url}/github/repos/{REPOSITORY}/issues/1/comments")).json()
+            asked = (await http.get(f"{url}/agents/")).json()
+    [comment] = found
+    assert comment["body"].startswith("coder looked into “Spelling error in the README file” and mended it.")
+    assert asked == {"calls": 1, "accepted": 1}
 
 
 @pytest.mark.parametrize(

@@ -48,6 +48,8 @@ def test_every_variable_is_read_and_described(monkeypatch: pytest.MonkeyPatch) -
         "WEBHOOKS_CONCURRENCY": "9",
         "WEBHOOKS_DELIVERIES_CONCURRENCY": "11",
         "WEBHOOKS_DRAIN_S": "0",
+        "WEBHOOKS_NOTIFY_URL": "https://pager.example/hook",
+        "WEBHOOKS_NOTIFY_SECRET": "whsec_c2VjcmV0",
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)

@@ -119,7 +119,8 @@ async def test_a_row_that_never_was_is_missing(pool: Pool, name: str) -> None:
 
 
 @pytest.mark.parametrize(
-    ("name", "said"), [("patch_sessions", "TABLE:KEY"), ("", "TABLE:KEY"), ("x:1", "deliveries, notifications, patch_sessions")]
+    ("name", "said"),
+    [("patch_sessions", "TABLE:KEY"), ("", "TABLE:KEY"), ("x:1", "deliveries, notifications, patch_sessions")],
 )
 async def test_what_is_no_name_is_refused(pool: Pool, name: str, said: str) -> None:
     with pytest.raises(ConfigurationError, match=said):

@@ -360,6 +360,22 @@ async def test_a_phase_that_blocks_the_loop_for_longer_than_its_lease_keeps_its_
     assert await outcomes_of(pool, 7) == ["done"]
 
 
+@pytest.mark.invariant(6)
+async def test_an_event_handler_that_runs_for_longer_than_the_lease_keeps_its_delivery(database_url: str) -> None:
+    shortcut = Shortcut()
+
+    @shortcut.on("story.update")
+    async def handle(event: Event, tx: Transaction) -> None:
+        await asyncio.sleep(1.5)
+
+    consumer, settings = Consumer(gates=[], sources=[shortcut]), quick(lease_s=1)
+    async with stack(database_url, consumer, settings=settings) as running, stack(database_url, consumer):
+        await running.send(from_shortcut(stories(7)))
+        await settled(running, 1)
+        [row] = await running.deliveries()
+        assert (row["status"], await outcomes_of(running.pool, row["id"])) == ("processed", ["done"])
+
+
 # Drain
 
 
