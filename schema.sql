@@ -258,7 +258,7 @@ ALTER TABLE effects
 CREATE INDEX effects_claim ON effects (claim_seq);
 
 -- One line an escalation, written by the statement that escalates, where `WEBHOOKS_NOTIFY_URL` is set: pending →
--- notifying → notified, or `dropped` where that setting is gone. Its phase sends it on; it tells of no line of its own.
+-- notifying → notified, or `dropped` when it is no news any more. Its phase sends it on; it tells of no line of its own.
 CREATE TABLE notifications (
     id            bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     table_name    text        NOT NULL,

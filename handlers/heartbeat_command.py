@@ -57,6 +57,9 @@ def heartbeat(company: str, agent: str | None, limit: int | None, every: timedel
         run_command(_once(wanted) if every is None else _repeatedly(wanted, every))
     except (Unknown, Unusable) as error:
         raise click.ClickException(str(error)) from None
+    except click.exceptions.Exit:
+        if every is None:  # a schedule has no other end than to be stopped
+            raise
 
 
 async def _once(wanted: Wanted) -> None:

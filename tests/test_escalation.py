@@ -231,16 +231,16 @@ async def test_a_dead_delivery_is_retried_by_its_number(pool: Pool) -> None:
     assert await inbox.take(pool, "applying", delivery) is not None
 
 
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("patch_sessions:1", "is not escalated but clarified"), ("patch_sessions:2", "there is no row patch_sessions:2")],
-)
-async def test_what_is_not_escalated_is_left_alone(pool: Pool, name: str, said: str) -> None:
+async def test_what_is_not_escalated_is_left_alone(pool: Pool) -> None:
     await opened(pool, GATE, 1)
-    with pytest.raises(NotEscalated, match=said):
-        await retried(pool, name)
-    with pytest.raises(NotEscalated, match=said):
-        await resolved(pool, name, "drafted")
+    for name, said in (
+        ("patch_sessions:1", "is not escalated but clarified"),
+        ("patch_sessions:2", "there is no row patch_sessions:2"),
+    ):
+        with pytest.raises(NotEscalated, match=said):
+            await retried(pool, name)
+        with pytest.raises(NotEscalated, match=said):
+            await resolved(pool, name, "drafted")
     assert await status_of(pool, 1) == "clarified"
     assert await decisions(pool) == []
 
@@ -424,19 +424,16 @@ async def test_a_row_may_be_resolved_into_the_next_phase_with_a_visit_of_its_own
     assert row["visit"] != before
 
 
-@pytest.mark.parametrize(
-    ("to", "said"),
-    [
+async def test_where_a_row_cannot_be_resolved_to_is_said(pool: Pool) -> None:
+    await escalate(pool)
+    for to, said in (
         ("drafting", "only a claim moves a row there"),
         ("nowhere", "patch_sessions knows no status 'nowhere'"),
         ("escalated", "not to stay escalated"),
         ("clarified", "webhooks retry patch_sessions:1"),
-    ],
-)
-async def test_where_a_row_cannot_be_resolved_to_is_said(pool: Pool, to: str, said: str) -> None:
-    await escalate(pool)
-    with pytest.raises(ConfigurationError, match=said):
-        await resolved(pool, "patch_sessions:1", to)
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            await resolved(pool, "patch_sessions:1", to)
     assert await status_of(pool, 1) == "escalated"
 
 
@@ -561,28 +558,26 @@ async def test_the_control_plane_tells_lists_and_takes_decisions(pool: Pool) -> 
     ]
 
 
-@pytest.mark.parametrize(
-    ("path", "body", "status", "said"),
-    [
-        ("/api/retry", b"", 400, "the body"),
-        ("/api/retry", b"{}", 400, "row: "),
-        ("/api/retry", b'{"row": "patch_sessions:1", "reason": ""}', 400, "reason: "),
-        ("/api/retry", b'{"row": "patch_sessions:1", "reason": "x", "yes": 1}', 400, "yes: "),
-        ("/api/retry", b'{"row": "x:1", "reason": "x"}', 400, "no gate over a table 'x'"),
-        ("/api/retry", b'{"row": "patch_sessions:1", "reason": "x", "effects": {"a": "maybe"}}', 400, "effects.a"),
-        ("/api/retry", b'{"row": "patch_sessions:9", "reason": "x"}', 409, "there is no row patch_sessions:9"),
-        ("/api/resolve", b'{"row": "patch_sessions:1", "to": "nowhere", "reason": "x"}', 400, "no status 'nowhere'"),
-        ("/api/retry", b" " * 1_048_577, 413, "more than"),
-    ],
+REFUSED = (
+    ("/api/retry", b"", 400, "the body"),
+    ("/api/retry", b"{}", 400, "row: "),
+    ("/api/retry", b'{"row": "patch_sessions:1", "reason": ""}', 400, "reason: "),
+    ("/api/retry", b'{"row": "patch_sessions:1", "reason": "x", "yes": 1}', 400, "yes: "),
+    ("/api/retry", b'{"row": "x:1", "reason": "x"}', 400, "no gate over a table 'x'"),
+    ("/api/retry", b'{"row": "patch_sessions:1", "reason": "x", "effects": {"a": "maybe"}}', 400, "effects.a"),
+    ("/api/retry", b'{"row": "patch_sessions:9", "reason": "x"}', 409, "there is no row patch_sessions:9"),
+    ("/api/resolve", b'{"row": "patch_sessions:1", "to": "nowhere", "reason": "x"}', 400, "no status 'nowhere'"),
+    ("/api/retry", b" " * 1_048_577, 413, "more than"),
 )
-async def test_a_decision_that_cannot_be_read_is_refused_by_name(
-    pool: Pool, path: str, body: bytes, status: int, said: str
-) -> None:
+
+
+async def test_a_decision_that_cannot_be_read_is_refused_by_name(pool: Pool) -> None:
     await escalate(pool)
     async with control(pool) as client:
-        answer = await client.post(path, content=body)
-        assert answer.status_code == status
-        assert said in answer.json()["error"]
+        for path, body, status, said in REFUSED:
+            answer = await client.post(path, content=body)
+            assert answer.status_code == status, body
+            assert said in answer.json()["error"]
     assert await decisions(pool) == []
 
 

@@ -425,7 +425,7 @@ def test_any_interleaving_of_workers_leaves_what_the_model_says(database_url: st
             run_state_machine_as_test(  # type: ignore[no-untyped-call]
                 Interleavings,
                 settings=settings(
-                    max_examples=15,
+                    max_examples=12,
                     stateful_step_count=100,
                     deadline=None,
                     database=None,

@@ -75,10 +75,10 @@ async def test_the_api_need_not_wait(pool: Pool, agents: tuple[AgentStandin, str
         shown = (await client.get(f"/api/heartbeat/run/{run_id}")).json()
         assert (shown["ended_at"], shown["claimed"]) == (None, 0)
 
-        async def ended() -> bool:
+        async def over() -> bool:
             return (await client.get(f"/api/heartbeat/run/{run_id}")).json()["ended_at"] is not None
 
-        await until(ended)
+        await until(over)
     assert len(standin.calls) == 1
     assert await statuses(pool) == {"resolved": 1}
 
@@ -187,28 +187,31 @@ async def test_a_run_that_is_stopped_answers_with_what_it_did_and_that_it_was_in
 # The command
 
 
-async def command(url: str, *arguments: str, home: Path | None = None) -> tuple[int, str, str]:
-    variables = {"DATABASE_URL": url} | ({} if home is None else {"WEBHOOKS_HOME": str(home)})
-    process = await asyncio.create_subprocess_exec(
+async def started(url: str, *arguments: str) -> asyncio.subprocess.Process:
+    """A command in a process of its own."""
+    return await asyncio.create_subprocess_exec(
         sys.executable,
         "-m",
         "webhooks",
         *arguments,
         cwd=ROOT,
-        env={**os.environ, **variables, "COLUMNS": "100"},
+        env={**os.environ, "DATABASE_URL": url, "COLUMNS": "100"},
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
     )
+
+
+async def ended(process: asyncio.subprocess.Process) -> tuple[int | None, str, str]:
     output, errors = await asyncio.wait_for(process.communicate(), 60)
-    return process.returncode or 0, output.decode(), errors.decode()
+    return process.returncode, output.decode(), errors.decode()
 
 
 async def test_the_demo_makes_a_company_that_a_heartbeat_then_works(
-    database_url: str, pool: Pool, agents: tuple[AgentStandin, str], tmp_path: Path
+    database_url: str, pool: Pool, agents: tuple[AgentStandin, str]
 ) -> None:
     standin, url = agents
     made = ("demo", "issues", "--company", "acme", "--agents", "3", "--issues", "7", "--url", url)
-    code, output, errors = await command(database_url, *made)
+    code, output, errors = await ended(await started(database_url, *made))
     assert (code, errors) == (0, "")
     assert "7 more open issues" in output
     rows = await sql(pool, "SELECT assigned_agent_id, count(*) AS count FROM issues GROUP BY 1 ORDER BY 1")
@@ -222,7 +225,7 @@ async def test_the_demo_makes_a_company_that_a_heartbeat_then_works(
         "high",
         "medium",
     }
-    code, output, errors = await command(database_url, "heartbeat", "acme")
+    code, output, errors = await ended(await started(database_url, "heartbeat", "acme"))
     assert (code, errors) == (0, "")
     table = [line.split() for line in output.splitlines() if line.strip()]
     assert table[1:] == [
@@ -274,22 +277,10 @@ async def test_a_schedule_starts_runs_that_may_overlap_until_it_is_stopped(
     await enter(pool, {"coder": at(url, query="seconds=1")})
     for _ in range(3):
         await open_issue(pool)
-    process = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "webhooks",
-        "heartbeat",
-        "acme",
-        "--every",
-        "0.1s",
-        cwd=ROOT,
-        env={**os.environ, "DATABASE_URL": database_url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = await started(database_url, "heartbeat", "acme", "--every", "0.1s")
     await until(lambda: len(standin.calls) == 3, within_s=20)
     process.send_signal(signal.SIGTERM)
-    await asyncio.wait_for(process.communicate(), 20)
+    assert (await ended(process))[0] == 0
     claimed = await sql(
         pool, "SELECT count(DISTINCT run_id) AS runs, count(DISTINCT issue_id) AS issues FROM heartbeat_run_items"
     )
@@ -297,26 +288,16 @@ async def test_a_schedule_starts_runs_that_may_overlap_until_it_is_stopped(
 
 
 async def test_a_process_that_is_stopped_gives_back_what_it_was_working_on(
-    database_url: str, pool: Pool, agents: tuple[AgentStandin, str], tmp_path: Path
+    database_url: str, pool: Pool, agents: tuple[AgentStandin, str]
 ) -> None:
     standin, url = agents
     await enter(pool, {"coder": at(url, query="seconds=60")})
     id = await open_issue(pool)
-    command = await asyncio.create_subprocess_exec(
-        sys.executable,
-        "-m",
-        "webhooks",
-        "heartbeat",
-        "acme",
-        cwd=ROOT,
-        env={**os.environ, "DATABASE_URL": database_url},
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-    )
+    process = await started(database_url, "heartbeat", "acme")
     await until(lambda: standin.calls, within_s=20)
-    command.send_signal(signal.SIGTERM)
-    output, errors = await asyncio.wait_for(command.communicate(), 20)
-    assert command.returncode == 128 + signal.SIGTERM, errors
-    assert b"total" in output
+    process.send_signal(signal.SIGTERM)
+    code, output, errors = await ended(process)
+    assert code == 128 + signal.SIGTERM, errors
+    assert "total" in output
     assert await outcomes_of(pool, id) == ["interrupted"]
     assert (await issue_of(pool, id))["attempt_count"] == 0

@@ -168,12 +168,29 @@ async def test_without_the_setting_nothing_is_written(pool: Pool) -> None:
     assert await lines(pool) == []
 
 
-async def test_what_waits_when_the_setting_is_taken_away_is_dropped(
+async def test_a_worker_without_the_setting_leaves_it_to_one_that_has_it(
     telling_pool: Pool, database_url: str, pager: respx.Route
 ) -> None:
+    pager.respond(200)
     await escalate(telling_pool)
     async with Pool.open(database_url, settings=quick()) as pool:
-        await worked_until(pool, "dropped")
+        [delivery] = await arrived(pool, arrival(b"not json", source="github"))
+        worker = Worker(pool, CONSUMER)
+        worker.start()
+
+        async def dead() -> bool:
+            return bool(await sql(pool, "SELECT id FROM deliveries WHERE id = %(id)s AND status = 'dead'", id=delivery))
+
+        await until(dead)
+        await worker.stop()
+    assert [line["status"] for line in await lines(telling_pool)] == ["pending"]
+    await worked_until(telling_pool, "notified")
+
+
+async def test_what_is_no_news_any_more_is_dropped(telling_pool: Pool, pager: respx.Route) -> None:
+    await escalate(telling_pool)
+    await sql(telling_pool, "UPDATE notifications SET escalated_at = now() - interval '25 hours'")
+    await worked_until(telling_pool, "dropped")
     assert not pager.called
 
 
@@ -221,12 +238,9 @@ async def test_a_row_that_escalates_again_is_told_of_again(telling_pool: Pool, p
         ({"notify_secret": "whpk_11qYAYKxCrfVS/7TyWQHOg7hcvPapiMlrwIaaPcHURo="}, "WEBHOOKS_NOTIFY_SECRET: "),
     ],
 )
-async def test_a_worker_does_not_start_without_something_to_sign_with(
-    database_url: str, settings: dict[str, Any], said: str
-) -> None:
-    async with Pool.open(database_url, settings=telling(**settings)) as pool:
-        with pytest.raises(ConfigurationError, match=said) as raised:
-            Worker(pool, CONSUMER)
+async def test_a_worker_does_not_start_without_something_to_sign_with(settings: dict[str, Any], said: str) -> None:
+    with pytest.raises(ConfigurationError, match=said) as raised:
+        Worker(Pool("postgresql://nowhere.example/", telling(**settings)), CONSUMER)
     assert "no base64" not in str(raised.value)
 
 

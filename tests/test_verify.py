@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Awaitable, Callable
 from contextlib import suppress
 from datetime import UTC, datetime, timedelta
 from typing import Any
@@ -18,7 +19,7 @@ from webhooks.cli.main import cli
 from webhooks.db import Ready
 from webhooks.outcome import Release
 from webhooks.settings import Settings
-from webhooks.verify import Check, as_json, verify
+from webhooks.verify import Check, as_json, tries, verify
 from webhooks.worker import Worker
 
 START = datetime(2026, 6, 12, 10, tzinfo=UTC)
@@ -83,11 +84,12 @@ async def attempt(
 # ---- overlapping claims
 
 
-@pytest.mark.parametrize("outcome", ["done", "error", "interrupted", "snoozed", "escalated"])
-async def test_a_claim_that_began_before_the_earlier_one_ended_is_found(pool: Pool, outcome: str) -> None:
-    await attempt(pool, 11, 0, 10, outcome)
-    await attempt(pool, 12, 9.999999, 20)
-    assert await broken(pool) == {OVERLAP: [("patch_sessions:1", (11, 12))]}
+async def test_a_claim_that_began_before_the_earlier_one_ended_is_found(pool: Pool) -> None:
+    for key, outcome in enumerate(("done", "error", "interrupted", "snoozed", "escalated"), 1):
+        await attempt(pool, 10 * key, 0, 10, outcome, key=key)
+        await attempt(pool, 10 * key + 1, 9.999999, 20, key=key)
+    found = (await broken(pool))[OVERLAP]
+    assert sorted(found) == [(f"patch_sessions:{key}", (10 * key, 10 * key + 1)) for key in range(1, 6)]
 
 
 async def test_a_claim_made_while_the_earlier_one_is_open_is_found(pool: Pool) -> None:
@@ -125,16 +127,12 @@ async def test_the_order_is_the_databases_time_and_not_the_number(pool: Pool) ->
     assert await broken(pool) == {OVERLAP: [("patch_sessions:1", (11, 5))]}
 
 
-@pytest.mark.parametrize("outcome", ["expired", "lost"])
-async def test_a_claim_that_was_taken_away_binds_nobody(pool: Pool, outcome: str) -> None:
-    await attempt(pool, 11, 0, 10, outcome)
-    await attempt(pool, 12, 5, 20)
-    assert await broken(pool) == {}
-
-
-async def test_a_claim_that_was_given_back_binds_nobody(pool: Pool) -> None:
-    await attempt(pool, 11, 0, 10, "interrupted", error="the answer to the claim was lost")
-    await attempt(pool, 12, 5, 20)
+async def test_a_claim_that_was_taken_away_or_given_back_binds_nobody(pool: Pool) -> None:
+    await attempt(pool, 11, 0, 10, "expired", key=1)
+    await attempt(pool, 21, 0, 10, "lost", key=2)
+    await attempt(pool, 31, 0, 10, "interrupted", key=3, error="the answer to the claim was lost")
+    for key in (1, 2, 3):
+        await attempt(pool, 10 * key + 2, 5, 20, key=key)
     assert await broken(pool) == {}
 
 
@@ -201,45 +199,49 @@ async def test_an_effect_that_may_have_happened_twice_is_found(pool: Pool) -> No
     assert (await checked(pool))[CALLED].looked_at == 5
 
 
-async def called(pool: Pool) -> tuple[int, int, bool]:
-    [effect] = await sql(pool, "SELECT calls, not_done, retry_safe FROM effects")
-    return effect["calls"], effect["not_done"], effect["retry_safe"]
+CALLS: list[tuple[list[Exception | None], bool, int, int]] = [
+    ([None], False, 1, 0),
+    ([NotDone("busy"), None], False, 2, 1),
+    ([NotDone("busy"), NotDone("busy"), None], False, 3, 2),
+    ([OSError("reset"), None], True, 2, 0),
+    ([OSError("reset"), NotDone("busy"), None], True, 3, 1),
+    ([OSError("reset"), None], False, 1, 0),
+]
 
 
 @pytest.mark.invariant(9)
-@pytest.mark.parametrize(
-    ("answers", "retry_safe", "calls", "not_done"),
-    [
-        ([1], False, 1, 0),
-        ([NotDone("busy"), 1], False, 2, 1),
-        ([NotDone("busy"), NotDone("busy"), 1], False, 3, 2),
-        ([OSError("reset"), 1], True, 2, 0),
-        ([OSError("reset"), NotDone("busy"), 1], True, 3, 1),
-        ([OSError("reset"), 1], False, 1, 0),
-    ],
-)
-async def test_every_call_is_counted_with_what_is_known_of_it(
-    pool: Pool, answers: list[object], retry_safe: bool, calls: int, not_done: int
-) -> None:
+async def test_every_call_is_counted_with_what_is_known_of_it(pool: Pool) -> None:
     gate = a_gate()
-    await opened(pool, gate, 1)
-    left = list(answers)
+    for key, (answers, retry_safe, calls, not_done) in enumerate(CALLS):
+        await opened(pool, gate, key)
+        left = list(answers)
 
-    async def call() -> int:
-        answer = left.pop(0)
-        if isinstance(answer, Exception):
-            raise answer
-        return 1
+        async def call(left: list[Exception | None]) -> int:
+            if (failure := left.pop(0)) is not None:
+                raise failure
+            return 1
 
-    for _ in answers:
-        await due(pool, 1)
-        with suppress(OSError, NotDone):
-            async with gate.claim(pool, "drafting", 1) as claim:
-                assert claim is not None
-                await claim.once("call", call, retry_safe=retry_safe)
-                await claim.complete()
-    assert await called(pool) == (calls, not_done, retry_safe)
+        for _ in answers:
+            await due(pool, key)
+            with suppress(OSError, NotDone):
+                async with gate.claim(pool, "drafting", key) as claim:
+                    assert claim is not None
+                    await claim.once("call", no_arguments(call, left), retry_safe=retry_safe)
+                    await claim.complete()
+        [effect] = await sql(
+            pool, "SELECT * FROM effects WHERE starts_with(idempotency_key, %(label)s)", label=f"patch_sessions:{key}:"
+        )
+        assert (effect["calls"], effect["not_done"], effect["retry_safe"]) == (calls, not_done, retry_safe)
     assert CALLED not in await broken(pool)
+
+
+def no_arguments(call: Callable[[list[Exception | None]], Awaitable[int]], left: list[Exception | None]) -> Any:
+    """A call whose input is the same every time, whatever it is about to answer."""
+
+    async def called() -> int:
+        return await call(left)
+
+    return called
 
 
 @pytest.mark.invariant(9)
@@ -257,7 +259,8 @@ async def test_an_intention_whose_answer_was_lost_is_no_call(pool: Pool, databas
         await claim.once("call", call)
         await claim.complete()
     assert wire.cuts == 1
-    assert await called(pool) == (1, 0, False)
+    [effect] = await sql(pool, "SELECT calls, not_done FROM effects")
+    assert (effect["calls"], effect["not_done"]) == (1, 0)
 
 
 # ---- rows
@@ -293,23 +296,17 @@ async def test_a_lease_that_no_sweep_looked_at_is_found(pool: Pool) -> None:
     assert await broken(pool) == {}
 
 
-@pytest.mark.parametrize(
-    "by_hand",
-    [
-        "DELETE FROM patch_sessions",
-        "UPDATE patch_sessions SET status = 'clarified'",
-        "UPDATE patch_sessions SET status = 'clarifying'",
-        "UPDATE patch_sessions SET claim_seq = 1",
-    ],
-)
-async def test_an_open_attempt_whose_row_was_moved_by_hand_is_found(pool: Pool, by_hand: str) -> None:
+async def test_an_open_attempt_whose_row_was_moved_by_hand_is_found(pool: Pool) -> None:
     gate = a_gate()
-    await opened(pool, gate, 1)
-    claim = await gate.take(pool, "drafting", 1)
-    assert claim is not None
+    await opened(pool, gate, 1, 2, 3, 4)
+    seqs = {claim.key: claim.claim_seq for claim in await gate.take_next(pool, "drafting", 4)}
     assert await broken(pool) == {}
-    await sql(pool, by_hand.encode())
-    assert (await broken(pool))[NO_ROW] == [("patch_sessions:1", (claim.claim_seq,))]
+    await sql(pool, "DELETE FROM patch_sessions WHERE sc_id = 1")
+    await sql(pool, "UPDATE patch_sessions SET status = 'clarified' WHERE sc_id = 2")
+    await sql(pool, "UPDATE patch_sessions SET status = 'clarifying' WHERE sc_id = 3")
+    await sql(pool, "UPDATE patch_sessions SET claim_seq = 1 WHERE sc_id = 4")
+    found = (await broken(pool))[NO_ROW]
+    assert sorted(found) == [(f"patch_sessions:{key}", (seqs[key],)) for key in (1, 2, 3, 4)]
 
 
 async def test_a_claimed_row_whose_attempt_is_not_written_down_is_found(pool: Pool) -> None:
@@ -471,8 +468,23 @@ def test_the_command_tells_each_check_and_fails_when_one_does_not_hold(
 async def test_the_checks_as_plain_values_are_json(pool: Pool) -> None:
     await attempt(pool, 11, 10, 9)
     async with pool.transaction() as tx:
-        told = json.loads(json.dumps(as_json(await verify(tx, CONSUMER, pool.settings))))
+        checks, rows = await verify(tx, CONSUMER, pool.settings), await tries(tx, CONSUMER)
+    told = json.loads(json.dumps(as_json(checks, rows)))
     assert (told["holds"], len(told["checks"])) == (False, 8)
+    assert told["rows_by_attempts"] == {"deliveries": {}, "notifications": {}, "patch_sessions": {}}
+
+
+async def test_rows_are_counted_by_their_attempts(pool: Pool) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1, 2, 3)
+    for key, times in ((1, 2), (2, 1)):
+        for _ in range(times):
+            await due(pool, key)
+            with suppress(ValueError):
+                async with gate.claim(pool, "drafting", key):
+                    raise ValueError("no luck")
+    async with pool.transaction() as tx:
+        assert (await tries(tx, CONSUMER))["patch_sessions"] == {0: 1, 1: 1, 2: 1}
 
 
 async def test_a_gate_without_a_phase_and_one_of_several_key_columns_are_looked_at(pool: Pool) -> None:

@@ -112,19 +112,17 @@ async def test_a_row_that_is_gone_has_left_its_attempts_behind(pool: Pool) -> No
     assert lines(answer) == ["attempt 1 at drafting: claimed by A"]
 
 
-@pytest.mark.parametrize("name", ["patch_sessions:2", "patch_sessions:abc", "patch_sessions:9999999999999999999", "77"])
-async def test_a_row_that_never_was_is_missing(pool: Pool, name: str) -> None:
-    answer = await told(pool, name)
-    assert (answer.row, answer.standing.reason, answer.timeline) == (None, "missing", ())
-
-
-@pytest.mark.parametrize(
-    ("name", "said"),
-    [("patch_sessions", "TABLE:KEY"), ("", "TABLE:KEY"), ("x:1", "deliveries, notifications, patch_sessions")],
-)
-async def test_what_is_no_name_is_refused(pool: Pool, name: str, said: str) -> None:
-    with pytest.raises(ConfigurationError, match=said):
-        await told(pool, name)
+async def test_a_row_that_never_was_is_missing_and_what_is_no_name_is_refused(pool: Pool) -> None:
+    for name in ("patch_sessions:2", "patch_sessions:abc", "patch_sessions:9999999999999999999", "77"):
+        answer = await told(pool, name)
+        assert (answer.row, answer.standing.reason, answer.timeline) == (None, "missing", ())
+    for name, said in (
+        ("patch_sessions", "TABLE:KEY"),
+        ("", "TABLE:KEY"),
+        ("x:1", "deliveries, notifications, patch_sessions"),
+    ):
+        with pytest.raises(ConfigurationError, match=said):
+            await told(pool, name)
 
 
 async def test_a_key_of_several_columns_is_found_though_its_parts_hold_slashes(pool: Pool) -> None:

@@ -1,8 +1,9 @@
 """Telling somebody of rows that were escalated: `notifications` as a gated table, and the POST of each.
 
-A line is written by the very statement that escalates (see `Statements`), where `WEBHOOKS_NOTIFY_URL` is set. It is
-sent as Standard Webhooks has it (https://www.standardwebhooks.com), with the idempotency key as `webhook-id`, so that
-whoever is told twice can see that it is the same.
+A line is written by the very statement that escalates (see `Statements`), where `WEBHOOKS_NOTIFY_URL` is set; a worker
+without that setting leaves it to one that has it. It is sent as Standard Webhooks has it
+(https://www.standardwebhooks.com), with the idempotency key as `webhook-id`, so that whoever is told twice can see that
+it is the same.
 """
 
 from __future__ import annotations
@@ -28,8 +29,9 @@ if TYPE_CHECKING:
 CALL_TIMEOUT_S = 15.0
 EFFECT_TIMEOUT = timedelta(seconds=30)
 RECIPE = StandardWebhooks.recipe
-# Long enough to be polite, short enough to be of use: a person waits for nothing yet, but should.
 LONGEST_WAIT = timedelta(hours=1)
+# Older than that it is no news: the setting had been taken away, and is back.
+NEWS_FOR = timedelta(days=1)
 
 
 @dataclass(frozen=True, slots=True)
@@ -77,14 +79,17 @@ def check_settings(settings: Settings) -> None:
 
 
 async def notify(settings: Settings, claim: Claim[Notification]) -> None:
-    """Send one notification; where nobody is to be told any more, drop it.
+    """Send one notification, unless it is too old to be of use.
 
     Raises:
+        ConfigurationError: nobody is to be told.
         NotDone: it certainly did not arrive.
         NotAccepted: it was not accepted, or no answer came: it is sent again, as the same.
     """
     url, secret = settings.notify_url, settings.notify_secret
     if url is None or secret is None:
+        raise ConfigurationError("WEBHOOKS_NOTIFY_URL or WEBHOOKS_NOTIFY_SECRET is not set")
+    if claim.lease_until - claim.row.escalated_at > NEWS_FOR:
         await claim.complete("dropped")
         return
     id = claim.idempotency_key("post")

@@ -110,6 +110,11 @@ WITHOUT_ATTEMPT: LiteralString = (
 )
 
 
+TRIES: LiteralString = (
+    "SELECT attempt_count AS attempts, count(*) AS rows FROM {gated} GROUP BY attempt_count ORDER BY attempt_count"
+)
+
+
 @dataclass(frozen=True, slots=True)
 class Offence:
     """What breaks a check.
@@ -176,8 +181,17 @@ async def verify(
     ]
 
 
-def as_json(checks: Sequence[Check]) -> dict[str, Any]:
-    """Return the checks as plain values."""
+async def tries(tx: Transaction, consumer: Consumer) -> dict[str, dict[int, int]]:
+    """Count the rows of each table by their attempts: more than one means tried again, and is no offence."""
+    found: dict[str, dict[int, int]] = {}
+    for gate in gates_of(consumer).values():
+        rows = await (await tx.execute(compose(TRIES, gated=table(gate.table)))).fetchall()
+        found[gate.table] = {row["attempts"]: row["rows"] for row in rows}
+    return found
+
+
+def as_json(checks: Sequence[Check], tries: Mapping[str, Mapping[int, int]]) -> dict[str, Any]:
+    """Return the checks, and the rows by their attempts, as plain values."""
     plain = [
         {
             "check": check.name,
@@ -191,7 +205,8 @@ def as_json(checks: Sequence[Check]) -> dict[str, Any]:
         }
         for check in checks
     ]
-    return {"holds": all(check.holds for check in checks), "checks": plain}
+    attempts = {name: {str(number): rows for number, rows in of.items()} for name, of in tries.items()}
+    return {"holds": all(check.holds for check in checks), "checks": plain, "rows_by_attempts": attempts}
 
 
 Row = Mapping[str, Any]

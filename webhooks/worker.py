@@ -52,8 +52,11 @@ class Worker:
         self._swept: list[tuple[Gate[Any], Phase]] = [(gate, phase) for gate in own for phase in gate.phases.values()]
         self._lanes: dict[tuple[str, str], Lane] = {}
         self._add(inbox, "applying", pool.settings.deliveries_concurrency, self._apply, in_batches=True, turn=turn)
-        # Nothing that a notification does can end the process, so it never waits for the turn of what can.
-        self._add(notifications, "notifying", pool.settings.concurrency, self._notify, in_batches=False, turn=Turn())
+        if pool.settings.notify_url is not None:
+            # Nothing that a notification does can end the process, so it never waits for the turn of what can.
+            self._add(
+                notifications, "notifying", pool.settings.concurrency, self._notify, in_batches=False, turn=Turn()
+            )
         for gate in consumer.gates.values():
             for phase in gate.phases.values():
                 self._swept.append((gate, phase))

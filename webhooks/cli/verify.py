@@ -14,7 +14,7 @@ from webhooks.cli.asking import ask, read_since
 from webhooks.db import Transaction
 from webhooks.loading import load_consumer
 from webhooks.settings import Settings
-from webhooks.verify import Check, as_json
+from webhooks.verify import Check, as_json, tries
 from webhooks.verify import verify as checked
 
 MOST_SHOWN = 20
@@ -31,24 +31,28 @@ def verify(app: str, ended: datetime | timedelta | None, as_text: bool) -> None:
     """
     settings, consumer = Settings.load(), load_consumer(app)
 
-    async def question(tx: Transaction) -> list[Check]:
-        return await checked(tx, consumer, settings, ended)
+    async def question(tx: Transaction) -> tuple[list[Check], dict[str, dict[int, int]]]:
+        return await checked(tx, consumer, settings, ended), await tries(tx, consumer)
 
-    checks = ask(settings, question)
+    checks, rows = ask(settings, question)
     if as_text:
-        click.echo(json.dumps(as_json(checks), indent=2))
+        click.echo(json.dumps(as_json(checks, rows), indent=2))
     else:
-        _print(checks)
+        _print(checks, rows)
     if not all(check.holds for check in checks):
         raise click.exceptions.Exit(1)
 
 
-def _print(checks: list[Check]) -> None:
+def _print(checks: list[Check], rows: dict[str, dict[int, int]]) -> None:
     table = Table("check", "looked at", "", box=None, pad_edge=False, header_style="bold")
     for check in checks:
         found = Text("holds", "green") if check.holds else Text(f"{len(check.offences)} offences", "red")
         table.add_row(check.name, f"{check.looked_at} {check.of}", found)
     console().print(table)
+    for name, of in rows.items():
+        told = [f"{count} with {attempts}" for attempts, count in of.items() if attempts > 1]
+        if told:
+            click.echo(f"{name}: tried again, not twice: rows by attempts: {', '.join(told)}")
     for check in checks:
         if check.holds:
             continue
