@@ -147,7 +147,6 @@ async def control_of(pool: Pool) -> AsyncIterator[httpx.AsyncClient]:
     """A client of the control plane of a process with this pool; over a socket, so that work may outlive its answer."""
     asker = Asker(pool)
     app = Control(Process(asker, pool.settings, None, None), consumer).app()
-    app.state.pool = pool
     try:
         async with (
             served(app) as port,

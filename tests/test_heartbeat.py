@@ -349,7 +349,8 @@ async def test_an_issue_that_kills_its_process_every_time_escalates_and_takes_no
             assert process.returncode == -signal.SIGKILL
     with heartbeats_process(database_url, lease_s=1, backoff_base_s=0.05, backoff_max_s=0.1):
         await until(lambda: _all(pool, {"escalated": 1, "resolved": 6}), within_s=30)
-    assert await outcomes_of(pool, deadly) == ["expired", "expired", "expired"]
+    # Where another one of last chance ran alone first, it was put back uncharged.
+    assert [outcome for outcome in await outcomes_of(pool, deadly) if outcome != "snoozed"] == ["expired"] * 3
     row = await issue_of(pool, deadly)
     assert (row["status"], row["attempt_count"]) == ("escalated", 3)
 

@@ -104,9 +104,9 @@ def test_deliveries_ignored_for_want_of_a_handler_that_is_there_now_are_told_of(
         " ('shortcut', 'd', '', 'story.update', 'ignored', 'not the label')",
     )
     with serving(tmp_path, database_url) as process:
-        process.says("a redelivery applies them")
-        eventually(lambda: process.log.count("a redelivery applies them") == 2)
-        told = [json.loads(line) for line in process.log.splitlines() if "a redelivery applies them" in line]
+        process.says("have the provider redeliver them")
+        eventually(lambda: process.log.count("have the provider redeliver them") == 2)
+        told = [json.loads(line) for line in process.log.splitlines() if "have the provider redeliver them" in line]
 
     assert {(line["deliveries_event"], line["deliveries"]) for line in told} == {
         ("story.update", 1),

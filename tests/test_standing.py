@@ -46,21 +46,33 @@ DELIVERY: dict[str, Any] = {**ROW, "status": "received", "parked_on": None, "par
             HELD,
             "held",
             "box:7:ab has held it in drafting since 2026-06-12 09:55:00+00:00, attempt 2 of 3; its lease lasts until "
-            "2026-06-12 10:00:50+00:00, 50 s from now, and was renewed 10 s ago: that process is alive",
-            "webhooks why patch_sessions:1",
+            "2026-06-12 10:00:50+00:00, 50 s from now, and was renewed 10 s ago: that process was alive then",
+            "wait for its end",
         ),
         (
             {**HELD, "lease_until": NOW + timedelta(seconds=15)},
             "held",
-            "and was renewed 45 s ago, which is too long: that process may have died",
+            "and was renewed 45 s ago: that process may have died",
+            "webhooks work",
+        ),
+        (
+            {**HELD, "claimed_at": NOW - timedelta(seconds=10)},
+            "held",
+            "and was not renewed yet: it is too early to tell whether that process lives",
+            "wait for its end",
+        ),
+        (
+            {**HELD, "claimed_at": NOW - timedelta(seconds=45), "lease_until": NOW + timedelta(seconds=15)},
+            "held",
+            "and was not renewed yet: that process may have died",
             "webhooks work",
         ),
         # Another process's leases may last longer than ours: then nothing is known about its renewals.
         (
             {**HELD, "lease_until": NOW + timedelta(seconds=90)},
             "held",
-            "90 s from now: that process is alive",
-            "webhooks why patch_sessions:1",
+            "90 s from now",
+            "wait for its end",
         ),
         (
             {**HELD, "lease_until": NOW - timedelta(seconds=3)},
@@ -127,7 +139,7 @@ def test_a_row_that_was_moved_to_escalated_cannot_be_retried_only_resolved() -> 
 def test_a_phases_own_lease_says_whether_its_renewals_are_late() -> None:
     gate = a_gate(lease=timedelta(seconds=600))
     row = {**HELD, "lease_until": NOW + timedelta(seconds=570)}
-    assert "renewed 30 s ago: that process is alive" in standing(gate, "patch_sessions:1", row, NOW, LEASE).told
+    assert "renewed 30 s ago: that process was alive then" in standing(gate, "patch_sessions:1", row, NOW, LEASE).told
 
 
 @pytest.mark.parametrize(
@@ -151,7 +163,7 @@ def test_a_phases_own_lease_says_whether_its_renewals_are_late() -> None:
             "it is dead, a person has to decide: not UTF-8",
             "webhooks retry deliveries:1",
         ),
-        ({**DELIVERY, "status": "ignored"}, "wrong status", "it is in ignored", "webhooks deliveries"),
+        ({**DELIVERY, "status": "ignored"}, "wrong status", "it is in ignored", "nothing, unless an event moves it on"),
     ],
 )
 def test_a_delivery_says_so_too(row: dict[str, Any], reason: str, told: str, do: str) -> None:

@@ -70,7 +70,9 @@ def standing(gate: Gate[Any], label: str, row: Mapping[str, Any] | None, now: da
     if phase is None:
         waits = ", ".join(each.ready for each in gate.phases.values())
         told = f"it is in {status}, where no phase claims; phases wait in {waits}"
-        return Standing("wrong status", told, "an event has to move it, or nothing is left to do: webhooks deliveries")
+        done = any(status in each.done for each in gate.phases.values())
+        do = "nothing, unless an event moves it on" if done else "an event has to move it: webhooks deliveries"
+        return Standing("wrong status", told, do)
     return _ready(label, row, now, phase, worked=phase.function is not None or gate in (inbox, notifications))
 
 
@@ -88,13 +90,19 @@ def _claimed(label: str, row: Mapping[str, Any], now: datetime, lease: timedelta
         return Standing("lease over", told, "the next sweep frees it: webhooks work, and webhooks status")
     told += f"lasts until {_at(until)}, {_span(until - now)} from now"
     renewed = until - lease
-    if claimed_at is not None and claimed_at <= renewed <= now:
-        told += f", and was renewed {_span(now - renewed)} ago"
-        # Renewed every third of the lease: two of them are missing.
-        if now - renewed > lease * 2 / 3:
-            told += ", which is too long: that process may have died"
-            return Standing("held", told, "when the lease is over a sweep frees it: webhooks work")
-    return Standing("held", f"{told}: that process is alive", f"wait for its end: webhooks why {label}")
+    if claimed_at is None or renewed > now:
+        return Standing("held", told, "wait for its end, or for that of its lease")
+    # A lease is renewed every third of it: past two, the owner has missed one.
+    late = now - renewed > lease * 2 / 3
+    told += f", and was renewed {_span(now - renewed)} ago" if renewed > claimed_at else ", and was not renewed yet"
+    if late:
+        return Standing(
+            "held", f"{told}: that process may have died", "when the lease is over a sweep frees it: webhooks work"
+        )
+    alive = (
+        "that process was alive then" if renewed > claimed_at else "it is too early to tell whether that process lives"
+    )
+    return Standing("held", f"{told}: {alive}", "wait for its end, or for that of its lease")
 
 
 def _ready(label: str, row: Mapping[str, Any], now: datetime, phase: Phase, *, worked: bool) -> Standing:

@@ -7,6 +7,7 @@ import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
 
+import click
 import uvicorn
 from starlette.types import ASGIApp
 
@@ -23,8 +24,11 @@ def listen(port: int) -> socket.socket:
     """A socket on 127.0.0.1, at `port` where that is free, else at any other."""
     try:
         return socket.create_server(("127.0.0.1", port))
-    except OSError:
-        return socket.create_server(("127.0.0.1", 0))
+    except OSError as error:
+        other = socket.create_server(("127.0.0.1", 0))
+        told = f"stand-in: port {port} cannot be had ({error.strerror}), so it is {other.getsockname()[1]}"
+        click.echo(f"{told}; agents of `webhooks demo` point to the old one", err=True)
+        return other
 
 
 @asynccontextmanager

@@ -182,7 +182,9 @@ def _print(packet: Escalated) -> None:
         when = time_of(attempt["claimed_at"])
         click.echo(_indented(f"attempt {attempt['attempt']}, {when}, {attempt['outcome'] or 'open'}{error}"))
     for effect in packet.effects:
-        known = "nobody knows whether it happened" if effect["state"] == "intended" else effect["state"]
+        known = effect["state"]
+        if known == "intended":
+            known = f"nobody knows whether it happened: --effect {effect['name']}=not-done, or =done:JSON"
         result = f", {effect['result'][:200]}" if effect["result"] is not None else ""
         click.echo(_indented(f"effect {effect['name']}: {known}{result}"))
 

@@ -50,9 +50,9 @@ def _print(checks: list[Check], rows: dict[str, dict[int, int]]) -> None:
         table.add_row(check.name, f"{check.looked_at} {check.of}", found)
     console().print(table)
     for name, of in rows.items():
-        told = [f"{count} with {attempts}" for attempts, count in of.items() if attempts > 1]
+        told = [f"{count} with {attempts} attempts" for attempts, count in of.items() if attempts > 1]
         if told:
-            click.echo(f"{name}: tried again, not twice: rows by attempts: {', '.join(told)}")
+            click.echo(f"{name}: rows tried again: {', '.join(told)}")
     for check in checks:
         if check.holds:
             continue

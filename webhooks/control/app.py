@@ -55,11 +55,13 @@ class Control:
             *self._consumer.routes,
         ]
         allowed = {*hosts, *settings.control_host_names}
-        return Starlette(
+        app = Starlette(
             routes=routes,
             middleware=[Middleware(Checks, token=settings.control_token, hosts=allowed)],
             exception_handlers={HTTPException: _refuse, Unavailable: _away, psycopg.Error: _away},
         )
+        app.state.pool = self._process.asker.pool  # for the consumer's routes
+        return app
 
     async def healthz(self, request: Request) -> Response:
         return JSONResponse({"status": OK})

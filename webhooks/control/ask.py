@@ -25,6 +25,7 @@ class Asker:
     """
 
     def __init__(self, pool: Pool) -> None:
+        self.pool = pool
         self._wire = Wire(pool)
         self._turn = asyncio.Lock()
 

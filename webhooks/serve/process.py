@@ -232,7 +232,7 @@ async def _tell_of_ignored(pool: Pool, consumer: Consumer) -> None:
         return
     for (source, event), count in found.items():
         log.warning(
-            "ignored for want of a handler that is there now: a redelivery applies them",
+            "ignored for want of a handler that is there now: have the provider redeliver them, and they are applied",
             source=source,
             deliveries_event=event,
             deliveries=count,
