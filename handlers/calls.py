@@ -57,7 +57,7 @@ async def call(http: httpx.AsyncClient, method: str, path: str, **arguments: Any
     try:
         response = await http.request(method, path, **arguments)
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-        raise NotDone(f"no connection to {http.base_url.host}: {error or type(error).__name__}") from error
+        raise NotDone(f"no connection to {http.base_url.host}: {str(error) or type(error).__name__}") from error
     if response.is_success:
         return response.json()
     complaint = f"{http.base_url.host} answered {response.status_code} to {method} {path}: {_message(response)}"

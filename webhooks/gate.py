@@ -129,7 +129,7 @@ class Gate(Generic[Row]):
         Raises:
             ConfigurationError: the phase contradicts one declared before, or itself.
         """
-        settings = Settings.load()
+        settings = _settings()
         endings = (done,) if isinstance(done, str) else done
         phase = Phase(
             checked_status(ready),
@@ -462,6 +462,14 @@ class _Asked:
     """The first fence of a claim that was sent, once it was."""
 
     fence: int | None = None
+
+
+def _settings() -> Settings:
+    """The settings as far as they can be read while modules are imported; what is wrong is told by who starts."""
+    try:
+        return Settings.load()
+    except ConfigurationError:
+        return Settings.model_construct()
 
 
 def _columns_of(row: type[Any]) -> tuple[str, ...]:

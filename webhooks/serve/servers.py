@@ -85,4 +85,7 @@ async def serving(app: ASGIApp, sock: socket.socket, name: str) -> AsyncGenerato
     finally:
         server.should_exit = True
         await asyncio.wait({task})
+        if cancelled := server.server_state.tasks:
+            # Requests that outlasted the time to leave were cancelled, not waited for: what they hold is given back yet.
+            await asyncio.wait(cancelled, timeout=LEAVE_WITHIN_S)
         sock.close()
