@@ -8,6 +8,7 @@ from handlers.heartbeat_command import heartbeat
 from handlers.heartbeat_routes import heartbeat_routes
 from handlers.issues import issues
 from handlers.patch_sessions import sessions
+from handlers.settings import unset_tokens
 from handlers.sources import github, shortcut
 from handlers.standin import standin
 from webhooks import Consumer
@@ -18,4 +19,5 @@ consumer = Consumer(
     routes=heartbeat_routes,
     commands=[heartbeat, demo],
     dev=standin,
+    warnings=unset_tokens,
 )

@@ -117,3 +117,15 @@ def needed(value: T | None, name: str, purpose: str) -> T:
     if value is None:
         raise Escalate(f"set {name}: {purpose}")
     return value
+
+
+def unset_tokens() -> list[str]:
+    """One warning that names the tokens without which phases escalate; none when all are set."""
+    now = settings()
+    given = {
+        "WEBHOOKS_SHORTCUT_TOKEN": now.shortcut_token,
+        "WEBHOOKS_SHORTCUT_BOT": now.shortcut_bot,
+        "WEBHOOKS_GITHUB_TOKEN": now.github_token,
+    }
+    missing = [name for name, value in given.items() if value is None]
+    return [f"not set: {', '.join(missing)}; a phase that needs one escalates and names it"] if missing else []

@@ -19,6 +19,7 @@ from patch_flow import BOT, put, rows, session
 from handlers.calls import ProviderFailed
 from handlers.patch_sessions import sessions
 from handlers.runner import CommandFailed
+from handlers.settings import unset_tokens
 from webhooks import NotDone, Pool
 
 SHORTCUT = "https://api.app.shortcut.com/api/v3"
@@ -299,3 +300,14 @@ async def test_a_merged_session_s_story_is_moved_and_the_session_is_over(pool: P
     await put(pool, "merged")
     assert (await run(pool, "finishing"))["status"] == "finished"
     assert json.loads(moved.calls.last.request.content) == {"workflow_state_id": 11}
+
+
+def test_one_warning_names_the_tokens_that_are_not_set(monkeypatch: pytest.MonkeyPatch) -> None:
+    for name in ("WEBHOOKS_SHORTCUT_TOKEN", "WEBHOOKS_SHORTCUT_BOT", "WEBHOOKS_GITHUB_TOKEN"):
+        monkeypatch.delenv(name, raising=False)
+    [warning] = unset_tokens()
+    assert "WEBHOOKS_SHORTCUT_TOKEN, WEBHOOKS_SHORTCUT_BOT, WEBHOOKS_GITHUB_TOKEN" in warning
+    monkeypatch.setenv("WEBHOOKS_SHORTCUT_TOKEN", "t")
+    monkeypatch.setenv("WEBHOOKS_SHORTCUT_BOT", "b")
+    monkeypatch.setenv("WEBHOOKS_GITHUB_TOKEN", "g")
+    assert unset_tokens() == []

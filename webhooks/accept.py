@@ -241,7 +241,6 @@ class Accepter:
         for wire in self._wires:
             if not wire.busy:
                 await wire.close()
-        self._arrived.set()
 
     def _leave(self) -> None:
         """Do without the database until a new connection stands, and refuse what waits; nothing while one stands."""

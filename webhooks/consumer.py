@@ -23,6 +23,7 @@ class Consumer:
         routes: Starlette routes of your own, behind the control plane's checks.
         commands: click commands of your own, under `webhooks`.
         dev: an async context manager that runs while `serve --dev` does, such as a stand-in for other services.
+        warnings: asked once on start; each thing it returns is told as a warning, such as a token that is not set.
 
     Raises:
         ConfigurationError: two gates share a table, or two sources a name.
@@ -36,12 +37,14 @@ class Consumer:
         routes: Sequence[BaseRoute] = (),
         commands: Sequence[Command] = (),
         dev: Callable[[], AbstractAsyncContextManager[None]] | None = None,
+        warnings: Callable[[], Sequence[str]] | None = None,
     ) -> None:
         self.gates = {gate.table: gate for gate in gates}
         self.sources = {source.name: source for source in sources}
         self.routes = tuple(routes)
         self.commands = tuple(commands)
         self.dev = dev
+        self.warnings = warnings
         if len(self.gates) != len(gates):
             raise ConfigurationError("two gates over one table: declare all its phases on one gate")
         if len(self.sources) != len(sources):

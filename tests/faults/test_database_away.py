@@ -22,8 +22,10 @@ import pytest
 from consumers import Stack, from_shortcut, patching, quick, stack, stories
 from gates import elsewhere, until
 
+from webhooks import Pool
 from webhooks.embedded import EmbeddedServer
 from webhooks.migrate import migrate
+from webhooks.wire import Wire
 
 ANSWERED_WITHIN_S = 3.5  # three seconds, and what a busy machine adds
 BACK_WITHIN_S = 5
@@ -211,6 +213,20 @@ async def test_one_request_finds_out_for_all_that_the_database_is_frozen(server:
                 asked_at = loop.time()
                 assert (await running.send(from_shortcut(stories(key)))).status_code == 503
                 assert least_s < loop.time() - asked_at < most_s
+            # Nor does anything go on waiting behind the answer.
+            assert not [task for task in asyncio.all_tasks() if "_flush" in repr(task.get_coro())]
+
+
+async def test_connecting_to_a_frozen_database_takes_no_longer_than_asked(server: Server) -> None:
+    async with Pool.open(server.url, settings=quick()) as pool:
+        wire = Wire(pool)
+        assert await wire.connect(1)
+        with server.frozen():
+            asked_at = asyncio.get_running_loop().time()
+            assert not await wire.connect(0.2)
+            assert asyncio.get_running_loop().time() - asked_at < 1
+        assert await wire.connect(5)
+        await wire.close()
 
 
 @pytest.mark.invariant(2)

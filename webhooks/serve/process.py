@@ -168,6 +168,8 @@ async def _start(
         if receiver_socket is not None:
             os.environ["WEBHOOKS_RECEIVER_URL"] = url_of(receiver_socket)
         await stack.enter_async_context(consumer.dev())
+    for warning in consumer.warnings() if consumer.warnings is not None else ():
+        log.warning(warning)
     if worker is not None:
         await stack.enter_async_context(_working(worker, heard))
     else:
