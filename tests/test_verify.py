@@ -19,6 +19,7 @@ from webhooks.cli.main import cli
 from webhooks.db import Ready
 from webhooks.outcome import Release
 from webhooks.settings import Settings
+from webhooks.statements import GIVEN_BACK
 from webhooks.verify import Check, as_json, tries, verify
 from webhooks.worker import Worker
 
@@ -130,7 +131,7 @@ async def test_the_order_is_the_databases_time_and_not_the_number(pool: Pool) ->
 async def test_a_claim_that_was_taken_away_or_given_back_binds_nobody(pool: Pool) -> None:
     await attempt(pool, 11, 0, 10, "expired", key=1)
     await attempt(pool, 21, 0, 10, "lost", key=2)
-    await attempt(pool, 31, 0, 10, "interrupted", key=3, error="the answer to the claim was lost")
+    await attempt(pool, 31, 0, 10, "interrupted", key=3, error=GIVEN_BACK)
     for key in (1, 2, 3):
         await attempt(pool, 10 * key + 2, 5, 20, key=key)
     assert await broken(pool) == {}
@@ -177,7 +178,7 @@ async def test_a_run_that_claimed_a_row_twice_is_found(pool: Pool) -> None:
     await attempt(pool, 11, 0, 10, by="run:1")
     await attempt(pool, 12, 20, 30, by="run:1")
     await attempt(pool, 13, 40, 50, by="run:2")
-    await attempt(pool, 14, 60, 70, "interrupted", by="run:2", error="the answer to the claim was lost")
+    await attempt(pool, 14, 60, 70, "interrupted", by="run:2", error=GIVEN_BACK)
     await attempt(pool, 15, 60, 70, by="run:1", key=2)
     await attempt(pool, 16, 80, 90, by="host:1:abc")
     await attempt(pool, 17, 100, 110, by="host:1:abc")

@@ -7,23 +7,23 @@ import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime, timedelta
-from typing import Any, Generic, LiteralString, TypeVarTuple
+from typing import Any, Generic, TypeVarTuple
 
 import psycopg
 import structlog
 from psycopg.errors import LockNotAvailable
 from psycopg_pool import PoolClosed
-from pydantic import TypeAdapter
 from typing_extensions import TypeVar
 
 from webhooks import effects
 from webhooks.db import Ready, Transaction, clean, finished
 from webhooks.errors import Escalate, LostClaim, Snooze
 from webhooks.outcome import Outcome, Release, Stop, release_for
-from webhooks.phase import GATE_COLUMNS, Done, Key, Phase, check_columns
+from webhooks.owned import Owned
+from webhooks.phase import GATE_COLUMNS, Done, check_columns
 from webhooks.pool import Pool
-from webhooks.renewer import Lease, Renewal, boottime
-from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, Statements, column_params
+from webhooks.renewer import Lease, boottime
+from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, column_params
 
 Row = TypeVar("Row", default=Any)
 R = TypeVar("R")
@@ -32,35 +32,6 @@ Ts = TypeVarTuple("Ts")
 log = structlog.get_logger(__name__)
 
 SETTLE_WITHIN_S = 30.0
-
-
-class Owned:
-    """A phase of a gate as its claims need it: the statements, composed, and where a done status leads."""
-
-    def __init__(
-        self,
-        table: LiteralString,
-        key: Key,
-        statements: Statements,
-        phase: Phase,
-        lease: timedelta,
-        entered: Callable[[str], Phase | None],
-        row: TypeAdapter[Any],
-        notify: bool,
-    ) -> None:
-        self.table = table
-        self.key = key
-        self.phase = phase
-        self.statements = statements
-        self.lease = lease
-        self.entered = entered
-        self.row = row
-        self.notify = notify
-        self.claim = statements.claim(phase)
-        self.hold = statements.hold(phase)
-        self.give_back = statements.give_back(phase)
-        self.sweeps = (statements.expire(phase, notify), statements.adopt(phase), statements.exhausted(phase, notify))
-        self.renewal = Renewal(table, phase.claimed, key, statements.renew(phase), statements.still_held(phase), lease)
 
 
 class Claim(Generic[Row]):

@@ -3,21 +3,19 @@
 from __future__ import annotations
 
 import dataclasses
-import random
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
-from contextlib import AbstractAsyncContextManager, asynccontextmanager, suppress
+from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
 from typing import Any, Generic, LiteralString, TypeAlias, cast, overload
 
-import psycopg
 import structlog
-from psycopg.errors import LockNotAvailable
-from psycopg_pool import PoolTimeout
 from pydantic import BaseModel, TypeAdapter
 
-from webhooks.claim import Claim, Owned, Row, wake_parked
-from webhooks.db import Ready, Transaction, draw, finished
+from webhooks import taking
+from webhooks.claim import Claim, Row, wake_parked
+from webhooks.db import Ready, Transaction, draw
 from webhooks.errors import ConfigurationError
+from webhooks.owned import Owned
 from webhooks.phase import (
     GATE_COLUMNS,
     Done,
@@ -29,10 +27,9 @@ from webhooks.phase import (
     checked_status,
 )
 from webhooks.pool import Pool
-from webhooks.renewer import boottime
 from webhooks.settings import Settings
 from webhooks.shape import faults
-from webhooks.statements import CLOSE_ATTEMPT, RECORD_ATTEMPT, RECORD_DECISION, Statements, Which, column_params
+from webhooks.statements import CLOSE_ATTEMPT, RECORD_DECISION, Statements, Which, column_params
 
 log = structlog.get_logger(__name__)
 
@@ -352,32 +349,7 @@ class Gate(Generic[Row]):
 
     async def take(self, pool: Pool, phase: str, key: object, *, claimed_by: str | None = None) -> Claim[Row] | None:
         """Claim a known row; the caller holds it (`async with claim.held()`). None: not ours, back off."""
-        owned = self.owned(phase, pool)
-        async with self._given_back(pool, owned, 1) as given_back, pool.transaction() as tx:
-            fence = given_back.fence = await pool.fences(tx)
-            params = {"fence": fence, "claimed_by": claimed_by or pool.process, "lease": owned.lease}
-            asked_at = boottime()
-            cursor = await tx.execute(owned.claim, {**self.key.params(key), **params})
-            if cursor.rowcount != 1:
-                return None
-            columns = await cursor.fetchone()
-            if columns is None:
-                raise RuntimeError("the claim's UPDATE returned no row")
-            await tx.execute(
-                RECORD_ATTEMPT,
-                {
-                    "claim_seq": fence,
-                    "table": self.table,
-                    "key": self.key.text(key),
-                    "phase": owned.phase.claimed,
-                    "visit": columns["visit"],
-                    "attempt": columns["attempt_count"],
-                    "claimed_by": columns["claimed_by"],
-                    "claimed_at": columns["claimed_at"],
-                },
-            )
-            return Claim[Row](pool, owned, columns, asked_at)
-        return None
+        return await taking.take(pool, self.owned(phase, pool), key, claimed_by)
 
     async def take_next(
         self,
@@ -393,75 +365,11 @@ class Gate(Generic[Row]):
     ) -> list[Claim[Row]]:
         """Claim up to `limit` (at most 100) rows; the caller holds each. `keys` narrows it to known rows."""
         owned = self.owned(phase, pool)
-        columns = equal or {}
-        if None in columns.values():
-            raise ValueError("claim_next compares with =, which None never equals")
-        statement = owned.statements.claim_next(
-            owned.phase, which, tuple(columns), due_by=due_by is not None, known=keys is not None
-        )
-        params: dict[str, object] = {
-            "table": self.table,
-            "claimed_by": claimed_by or pool.process,
-            "lease": owned.lease,
-            "limit": limit,
-            "due_by": due_by,
-            **{f"equal_{column}": value for column, value in columns.items()},
-            **({} if keys is None else self.key.lists(list(keys))),
-        }
-        async with self._given_back(pool, owned, limit) as given_back, pool.transaction() as tx:
-            params["fence"] = given_back.fence = await pool.fences(tx, limit)
-            asked_at = boottime()
-            rows = await (await tx.execute(statement, params)).fetchall()
-            return [Claim[Row](pool, owned, row, asked_at) for row in rows]
-        return []
-
-    @asynccontextmanager
-    async def _given_back(self, pool: Pool, owned: Owned, count: int) -> AsyncGenerator[_Asked]:
-        """Give back what a claim may have taken when its answer is lost: the fences are known all the same."""
-        asked = _Asked()
-        try:
-            yield asked
-        except LockNotAvailable:
-            return
-        except BaseException:
-            if asked.fence is not None:
-                with suppress(psycopg.Error, PoolTimeout, TimeoutError):
-                    await finished(self._give_back(pool, owned, asked.fence, count), GIVE_BACK_WITHIN_S)
-            raise
-
-    async def _give_back(self, pool: Pool, owned: Owned, fence: int, count: int) -> None:
-        async with pool.transaction() as tx:
-            await tx.execute(owned.give_back, {"fence": fence, "count": count})
+        return await taking.take_next(pool, owned, limit, which, keys, claimed_by, due_by, equal or {})
 
     async def sweep(self, pool: Pool, phase: str) -> int:
         """Free rows whose lease is over, give a lease to by-hand claims, escalate exhausted rows; return how many."""
-        owned = self.owned(phase, pool)
-        backoff = pool.backoff
-        params = {
-            "first": backoff.first,
-            "longest": backoff.longest,
-            "factor": backoff.factor(random.random()),
-            "lease": owned.lease,
-        }
-        moved = 0
-        for statement in owned.sweeps:
-            while True:
-                swept: list[dict[str, Any]] = []
-                with suppress(LockNotAvailable):
-                    async with pool.transaction() as tx:
-                        swept = await (await tx.execute(statement, params)).fetchall()
-                for row in swept:
-                    log.warning("swept", row=self.label(self.key.value(row)), phase=phase, status=row["status"])
-                moved += len(swept)
-                if len(swept) < 100:
-                    break
-        return moved
-
-
-class _Asked:
-    """The first fence of a claim that was sent, once it was."""
-
-    fence: int | None = None
+        return await taking.sweep(pool, self.owned(phase, pool))
 
 
 def _settings() -> Settings:

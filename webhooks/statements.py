@@ -34,6 +34,9 @@ GUARDS: dict[Which, LiteralString] = {
     "last chance": " AND " + LAST_CHANCE,
 }
 
+GIVEN_BACK = "the answer to the claim was lost"
+"""Why a claim is recorded as interrupted under which nobody ever worked."""
+
 NOTIFICATION_ATTEMPTS = 20
 """What a notification's row is given: whoever is to be told may be away for hours."""
 
@@ -321,12 +324,13 @@ class Statements:
             "    RETURNING claim_seq\n"
             ")\n"
             "UPDATE {attempts} AS a SET ended_at = statement_timestamp(), outcome = 'interrupted',\n"
-            "    error = 'the answer to the claim was lost'\n"
+            "    error = {reason}\n"
             "FROM given WHERE a.claim_seq = given.claim_seq AND a.ended_at IS NULL",
             table=self.table,
             ready=Literal(phase.ready),
             claimed=Literal(phase.claimed),
             cleared=CLEARED,
+            reason=Literal(GIVEN_BACK),
         )
 
     def expire(self, phase: Phase, notify: bool = False) -> bytes:

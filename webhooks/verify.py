@@ -13,6 +13,7 @@ from typing import Any, LiteralString
 
 from psycopg.sql import SQL, Composable, Literal
 
+from webhooks import statements
 from webhooks.consumer import Consumer
 from webhooks.db import Transaction, compose, table
 from webhooks.gate import Gate
@@ -27,7 +28,7 @@ SINCE = SQL(
     "    AND (%(ago)s::interval IS NULL OR coalesce(ended_at, 'infinity') >= statement_timestamp() - %(ago)s)"
 )
 # Under a claim that was given back nobody ever worked: the process that made it never learned of it.
-GIVEN_BACK = SQL("coalesce(outcome = 'interrupted' AND error = 'the answer to the claim was lost', false)")
+GIVEN_BACK = SQL("coalesce(outcome = 'interrupted' AND error = {}, false)").format(Literal(statements.GIVEN_BACK))
 # A claim keeps others away until it ends, unless it is recorded as taken away.
 BINDS_UNTIL = SQL(
     "CASE WHEN outcome IN ('expired', 'lost') OR {} THEN NULL ELSE coalesce(ended_at, 'infinity') END"

@@ -86,6 +86,6 @@ async def serving(app: ASGIApp, sock: socket.socket, name: str) -> AsyncGenerato
         server.should_exit = True
         await asyncio.wait({task})
         if cancelled := server.server_state.tasks:
-            # Requests that outlasted the time to leave were cancelled, not waited for: what they hold is given back yet.
+            # Requests that outlasted the time to leave were cancelled, not waited for: they give back what they hold.
             await asyncio.wait(cancelled, timeout=LEAVE_WITHIN_S)
         sock.close()

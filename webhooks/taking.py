@@ -1,0 +1,142 @@
+"""Taking rows: the claim of a known one, the claim of the next ones, and the sweep that makes them available again."""
+
+from __future__ import annotations
+
+import random
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager, suppress
+from datetime import datetime
+from typing import Any
+
+import psycopg
+import structlog
+from psycopg.errors import LockNotAvailable
+from psycopg_pool import PoolTimeout
+
+from webhooks.claim import Claim
+from webhooks.db import finished
+from webhooks.owned import Owned
+from webhooks.pool import Pool
+from webhooks.renewer import boottime
+from webhooks.statements import RECORD_ATTEMPT, Which
+
+log = structlog.get_logger(__name__)
+
+GIVE_BACK_WITHIN_S = 5.0
+
+
+async def take(pool: Pool, owned: Owned, key: object, claimed_by: str | None) -> Claim[Any] | None:
+    """Claim a known row: one conditional UPDATE, and `rowcount` is the answer. None: not ours, back off."""
+    async with _given_back(pool, owned, 1) as given_back, pool.transaction() as tx:
+        fence = given_back.fence = await pool.fences(tx)
+        params = {"fence": fence, "claimed_by": claimed_by or pool.process, "lease": owned.lease}
+        asked_at = boottime()
+        cursor = await tx.execute(owned.claim, {**owned.key.params(key), **params})
+        if cursor.rowcount != 1:
+            return None
+        columns = await cursor.fetchone()
+        if columns is None:
+            raise RuntimeError("the claim's UPDATE returned no row")
+        await tx.execute(
+            RECORD_ATTEMPT,
+            {
+                "claim_seq": fence,
+                "table": owned.table,
+                "key": owned.key.text(key),
+                "phase": owned.phase.claimed,
+                "visit": columns["visit"],
+                "attempt": columns["attempt_count"],
+                "claimed_by": columns["claimed_by"],
+                "claimed_at": columns["claimed_at"],
+            },
+        )
+        return Claim[Any](pool, owned, columns, asked_at)
+    return None
+
+
+async def take_next(
+    pool: Pool,
+    owned: Owned,
+    limit: int,
+    which: Which,
+    keys: Sequence[object] | None,
+    claimed_by: str | None,
+    due_by: datetime | None,
+    equal: Mapping[str, object],
+) -> list[Claim[Any]]:
+    """Claim up to `limit` (at most 100) of the rows that wait, in their order; see `Which`."""
+    if None in equal.values():
+        raise ValueError("claim_next compares with =, which None never equals")
+    statement = owned.statements.claim_next(
+        owned.phase, which, tuple(equal), due_by=due_by is not None, known=keys is not None
+    )
+    params: dict[str, object] = {
+        "table": owned.table,
+        "claimed_by": claimed_by or pool.process,
+        "lease": owned.lease,
+        "limit": limit,
+        "due_by": due_by,
+        **{f"equal_{column}": value for column, value in equal.items()},
+        **({} if keys is None else owned.key.lists(list(keys))),
+    }
+    async with _given_back(pool, owned, limit) as given_back, pool.transaction() as tx:
+        params["fence"] = given_back.fence = await pool.fences(tx, limit)
+        asked_at = boottime()
+        rows = await (await tx.execute(statement, params)).fetchall()
+        return [Claim[Any](pool, owned, row, asked_at) for row in rows]
+    return []
+
+
+@asynccontextmanager
+async def _given_back(pool: Pool, owned: Owned, count: int) -> AsyncGenerator[_Asked]:
+    """Give back what a claim may have taken when its answer is lost: the fences are known all the same."""
+    asked = _Asked()
+    try:
+        yield asked
+    except LockNotAvailable:
+        return
+    except BaseException:
+        if asked.fence is not None:
+            with suppress(psycopg.Error, PoolTimeout, TimeoutError):
+                await finished(_give_back(pool, owned, asked.fence, count), GIVE_BACK_WITHIN_S)
+        raise
+
+
+async def _give_back(pool: Pool, owned: Owned, fence: int, count: int) -> None:
+    async with pool.transaction() as tx:
+        await tx.execute(owned.give_back, {"fence": fence, "count": count})
+
+
+async def sweep(pool: Pool, owned: Owned) -> int:
+    """Free rows whose lease is over, give a lease to by-hand claims, escalate exhausted rows; return how many."""
+    backoff = pool.backoff
+    params = {
+        "first": backoff.first,
+        "longest": backoff.longest,
+        "factor": backoff.factor(random.random()),
+        "lease": owned.lease,
+    }
+    moved = 0
+    for statement in owned.sweeps:
+        while True:
+            swept: list[dict[str, Any]] = []
+            with suppress(LockNotAvailable):
+                async with pool.transaction() as tx:
+                    swept = await (await tx.execute(statement, params)).fetchall()
+            for row in swept:
+                log.warning(
+                    "swept",
+                    row=f"{owned.table}:{owned.key.text(owned.key.value(row))}",
+                    phase=owned.phase.claimed,
+                    status=row["status"],
+                )
+            moved += len(swept)
+            if len(swept) < 100:
+                break
+    return moved
+
+
+class _Asked:
+    """The first fence of a claim that was sent, once it was."""
+
+    fence: int | None = None
