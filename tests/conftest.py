@@ -20,12 +20,22 @@ GIVEN = {name: os.environ.pop(name) for name in list(os.environ) if name.startsw
 
 import psycopg  # noqa: E402
 import pytest  # noqa: E402
+import structlog  # noqa: E402
 from psycopg.sql import SQL, Identifier  # noqa: E402
 
 from webhooks.embedded import EmbeddedServer  # noqa: E402
 from webhooks.migrate import migrate  # noqa: E402
 from webhooks.pool import Pool  # noqa: E402
 from webhooks.settings import Settings  # noqa: E402
+
+# Not structlog's own tracebacks: each takes a second to draw, and a worker that fails on purpose draws many.
+structlog.configure(
+    processors=[
+        structlog.contextvars.merge_contextvars,
+        structlog.processors.add_log_level,
+        structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
+    ]
+)
 
 # A test database need not outlive a power cut.
 FAST = {"fsync": "off", "full_page_writes": "off", "autovacuum": "off"}

@@ -102,7 +102,7 @@ async def due(pool: Pool, key: int) -> None:
     await sql(pool, "UPDATE patch_sessions SET not_before = now() WHERE sc_id = %(key)s", key=key)
 
 
-async def until(condition: Callable[[], Awaitable[Any]] | Callable[[], Any], within_s: float = 10) -> None:
+async def until(condition: Callable[[], Awaitable[Any]] | Callable[[], Any], within_s: float = 30) -> None:
     """Wait for something to become true."""
     async with asyncio.timeout(within_s):
         while True:

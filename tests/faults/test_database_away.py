@@ -278,10 +278,12 @@ async def test_everything_stops_though_the_database_is_frozen(server: Server) ->
         await running.send(from_shortcut(stories(1)))
         await until_worked_off(running)
         with server.frozen():
-            waiting = [asyncio.create_task(running.send(from_shortcut(stories(key)))) for key in range(2, 5)]
-            await asyncio.sleep(0)
-            async with asyncio.timeout(20):
-                assert running.worker is not None
+            answers = await asyncio.gather(*(running.send(from_shortcut(stories(key))) for key in range(2, 5)))
+            assert {answer.status_code for answer in answers} == {503}
+            # By now every lane waits for an answer of the database.
+            assert running.worker is not None
+            async with asyncio.timeout(8):
                 await running.worker.stop()
                 await running.accepter.stop()
-            assert {(await answer).status_code for answer in waiting} == {503}
+            ours = ("lane ", "sweep", "hear", "webhooks-accept", "webhooks-listen", "webhooks-notify")
+            assert not [task for task in asyncio.all_tasks() if task.get_name().startswith(ours)]
