@@ -22,7 +22,7 @@ serve: $(STAMP)  ## run the main job on an embedded PostgreSQL, with a stand-in 
 	$(VENV)/bin/webhooks serve --dev
 
 test: $(STAMP)  ## run the whole suite, four at a time since most of it waits; ARGS are passed to pytest
-	$(RUN) pytest -n 4 $(ARGS)
+	$(RUN) pytest -n 4 --dist worksteal $(ARGS)
 
 lint: $(STAMP)
 	$(RUN) ruff check .
