@@ -273,7 +273,9 @@ async def test_an_accepter_that_starts_before_its_database_takes_deliveries_once
         assert (await running.send(from_shortcut(stories(1)))).status_code == 202
 
 
-async def test_everything_stops_though_the_database_is_frozen(server: Server) -> None:
+async def test_everything_stops_though_the_database_is_frozen(server: Server, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("webhooks.accept.WITHIN_S", 1)
+    monkeypatch.setattr("webhooks.gate.GIVE_BACK_WITHIN_S", 0.5)
     async with stack(server.url, patching(), settings=quick(drain_s=0)) as running:
         await running.send(from_shortcut(stories(1)))
         await until_worked_off(running)
@@ -282,7 +284,7 @@ async def test_everything_stops_though_the_database_is_frozen(server: Server) ->
             assert {answer.status_code for answer in answers} == {503}
             # By now every lane waits for an answer of the database.
             assert running.worker is not None
-            async with asyncio.timeout(8):
+            async with asyncio.timeout(15):
                 await running.worker.stop()
                 await running.accepter.stop()
             ours = ("lane ", "sweep", "hear", "webhooks-accept", "webhooks-listen", "webhooks-notify")
