@@ -7,6 +7,7 @@ create databases, and no database that exists is touched.
 from __future__ import annotations
 
 import asyncio
+import logging
 import os
 import secrets
 import shutil
@@ -34,7 +35,8 @@ structlog.configure(
         structlog.contextvars.merge_contextvars,
         structlog.processors.add_log_level,
         structlog.dev.ConsoleRenderer(colors=False, exception_formatter=structlog.dev.plain_traceback),
-    ]
+    ],
+    wrapper_class=structlog.make_filtering_bound_logger(logging.INFO),
 )
 
 # A test database need not outlive a power cut.
