@@ -963,3 +963,15 @@ def test_a_phase_that_names_none_takes_its_attempts_and_its_concurrency_from_the
     gate.phase("open", claimed="claimed", done="done")
     gate.phase("done", claimed="checking", done="checked", max_attempts=1, concurrency=1)
     assert [(phase.max_attempts, phase.concurrency) for phase in gate.phases.values()] == [(7, 2), (1, 1)]
+
+
+async def test_a_row_that_cannot_be_claimed_holds_up_no_other(pool: Pool) -> None:
+    gate = Gate("patch_sessions", key="sc_id")
+    gate.phase("clarified", claimed="drafting", done="drafted", max_attempts=3)
+    await opened(pool, gate, 1, 2, 3)
+    await sql(pool, "UPDATE patch_sessions SET merged_at = 'infinity', not_before = '2000-01-01' WHERE sc_id = 1")
+    await sql(pool, "UPDATE patch_sessions SET attempt_count = 1 WHERE sc_id = 3")
+    assert [claim.key for claim in await gate.take_next(pool, "drafting", 2, which="fresh")] == [2]
+    assert [claim.key for claim in await gate.take_next(pool, "drafting", 2)] == [3]
+    [left] = await sql(pool, "SELECT status, attempt_count FROM patch_sessions WHERE sc_id = 1")
+    assert (left["status"], left["attempt_count"]) == ("clarified", 0)

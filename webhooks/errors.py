@@ -79,11 +79,11 @@ class NotDone(WebhooksError):
 
 
 class Snooze(Exception):
-    """Ends a phase: try again after `for_` (at least a second); no attempt is charged."""
+    """Ends a phase: try again after `for_` (at least a second, at most ten years); no attempt is charged."""
 
     def __init__(self, for_: timedelta) -> None:
         super().__init__(f"snoozed for {for_}")
-        self.for_ = max(for_, timedelta(seconds=1))
+        self.for_ = min(max(for_, timedelta(seconds=1)), timedelta(days=3650))
 
 
 class Escalate(Exception):

@@ -101,6 +101,9 @@ def release_for(
 
 def describe(error: BaseException) -> str:
     """Return an error as one text for a person, short enough to be kept in a row."""
-    text = str(error).strip()
     name = type(error).__name__
+    try:
+        text = str(error).strip()
+    except Exception as unspeakable:  # an error that cannot be told must not hide that there was one
+        text = f"its message cannot be shown ({type(unspeakable).__name__})"
     return (f"{name}: {text}" if text else name)[:LONGEST_ERROR]

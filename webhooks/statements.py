@@ -169,14 +169,6 @@ class Statements:
             due_by: whether a row must have been due at the parameter `due_by`.
             known: whether only the rows in the key lists may be taken.
         """
-        guards: list[Composable] = [named(GUARDS[which])]
-        guards += [SQL(" AND {} = {}").format(Identifier(column), Placeholder("equal_" + column)) for column in equal]
-        if due_by:
-            guards.append(SQL(" AND not_before <= %(due_by)s"))
-        if known:
-            guards.append(SQL(" AND {}").format(self.among()))
-            if len(self.key.columns) > 1:
-                guards.append(SQL(" AND {} = ANY(%(keys)s)").format(self.key_text))
         return compose(
             "WITH due AS MATERIALIZED (\n"
             "    SELECT {key_list} FROM {table} AS t\n"
@@ -198,13 +190,39 @@ class Statements:
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
-            guards=Composed(guards),
+            guards=self._guards(which, equal, due_by, known),
             order_by=self.order_by,
             claimed=Literal(phase.claimed),
             take=self._take(phase),
             same_key=self.same_key("t", "placed"),
             key_text=self.key_text,
             columns=self.columns,
+        )
+
+    def _guards(self, which: Which, equal: tuple[str, ...], due_by: bool, known: bool) -> Composed:
+        guards: list[Composable] = [named(GUARDS[which])]
+        guards += [SQL(" AND {} = {}").format(Identifier(column), Placeholder("equal_" + column)) for column in equal]
+        if due_by:
+            guards.append(SQL(" AND not_before <= %(due_by)s"))
+        if known:
+            guards.append(SQL(" AND {}").format(self.among()))
+            if len(self.key.columns) > 1:
+                guards.append(SQL(" AND {} = ANY(%(keys)s)").format(self.key_text))
+        return Composed(guards)
+
+    def waiting(
+        self, phase: Phase, which: Which, equal: tuple[str, ...] = (), due_by: bool = False, known: bool = False
+    ) -> bytes:
+        """Read the keys that `claim_next` would take, a hundred of them, without a lock."""
+        return compose(
+            "SELECT {key_list} FROM {table} AS t\n"
+            "WHERE status = {ready} AND attempt_count < max_attempts AND not_before <= now(){guards}\n"
+            "ORDER BY {order_by} LIMIT 100",
+            key_list=self.key_list,
+            table=self.table,
+            ready=Literal(phase.ready),
+            guards=self._guards(which, equal, due_by, known),
+            order_by=self.order_by,
         )
 
     def renew(self, phase: Phase) -> bytes:

@@ -67,9 +67,8 @@ async def take_next(
     """Claim up to `limit` (at most 100) of the rows that wait, in their order; see `Which`."""
     if None in equal.values():
         raise ValueError("claim_next compares with =, which None never equals")
-    statement = owned.statements.claim_next(
-        owned.phase, which, tuple(equal), due_by=due_by is not None, known=keys is not None
-    )
+    wanted = (owned.phase, which, tuple(equal), due_by is not None, keys is not None)
+    statement = owned.statements.claim_next(*wanted)
     params: dict[str, object] = {
         "table": owned.table,
         "claimed_by": claimed_by or pool.process,
@@ -79,12 +78,46 @@ async def take_next(
         **{f"equal_{column}": value for column, value in equal.items()},
         **({} if keys is None else owned.key.lists(list(keys))),
     }
-    async with _given_back(pool, owned, limit) as given_back, pool.transaction() as tx:
-        params["fence"] = given_back.fence = await pool.fences(tx, limit)
-        asked_at = boottime()
-        rows = await (await tx.execute(statement, params)).fetchall()
-        return [Claim[Any](pool, owned, row, asked_at) for row in rows]
+    try:
+        async with _given_back(pool, owned, limit) as given_back, pool.transaction() as tx:
+            params["fence"] = given_back.fence = await pool.fences(tx, limit)
+            asked_at = boottime()
+            rows = await (await tx.execute(statement, params)).fetchall()
+            return [Claim[Any](pool, owned, row, asked_at) for row in rows]
+    except psycopg.OperationalError:
+        raise
+    except psycopg.Error as error:
+        log.warning("a row refuses to be claimed, each is tried by itself", table=owned.table, error=str(error).strip())
+        return await _take_singly(pool, owned, limit, owned.statements.waiting(*wanted), params, claimed_by)
     return []
+
+
+async def _take_singly(
+    pool: Pool, owned: Owned, limit: int, waiting: bytes, params: Mapping[str, object], claimed_by: str | None
+) -> list[Claim[Any]]:
+    """Claim rows one by one: a value that cannot be read, or a trigger that refuses, must not hold up the others."""
+    async with pool.transaction() as tx:
+        rows = await (await tx.execute(waiting, params)).fetchall()
+    claims: list[Claim[Any]] = []
+    try:
+        for key in (owned.key.value(row) for row in rows):
+            if len(claims) == limit:
+                break
+            try:
+                claim = await take(pool, owned, key, claimed_by)
+            except psycopg.OperationalError:
+                raise
+            except psycopg.Error as error:
+                label = f"{owned.table}:{owned.key.text(key)}"
+                log.error("this row cannot be claimed: mend it by hand", row=label, error=str(error).strip())
+                continue
+            claims += [] if claim is None else [claim]
+    except BaseException:
+        for claim in claims:
+            with suppress(psycopg.Error, TimeoutError):
+                await finished(_give_back(pool, owned, claim.claim_seq, 1), GIVE_BACK_WITHIN_S)
+        raise
+    return claims
 
 
 @asynccontextmanager
