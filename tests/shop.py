@@ -1,11 +1,12 @@
 """A consumer for the tests of the command: `--app shop:consumer`.
 
 It tells of itself through files in the working directory, because it runs in a process of its own: `running` is there
-once a phase runs, and the phase does not end while `held` is there.
+once a phase runs, and the phase does not end while `held` is there, nor when it is cancelled while `stubborn` is.
 """
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -19,7 +20,7 @@ from starlette.routing import Route
 
 from webhooks import Claim, Consumer, Event, Gate, GitHub, Ignore, Shortcut, Transaction
 
-RUNNING, HELD = Path("running"), Path("held")
+RUNNING, HELD, STUBBORN = Path("running"), Path("held"), Path("stubborn")
 
 shortcut, github = Shortcut(), GitHub()
 sessions = Gate("patch_sessions", key="sc_id")
@@ -36,7 +37,14 @@ async def open_session(event: Event, tx: Transaction) -> None:
 @sessions.phase("received", claimed="clarifying", done="clarified")
 async def clarify(session: dict[str, Any], claim: Claim) -> None:
     RUNNING.touch()  # noqa: ASYNC240 - a moment, in a process that does nothing else
-    await until(lambda: not HELD.exists(), within_s=60)
+    while True:
+        try:
+            await until(lambda: not HELD.exists(), within_s=60)
+        except asyncio.CancelledError:
+            if STUBBORN.exists():  # noqa: ASYNC240
+                continue
+            raise
+        return
 
 
 async def hello(request: Request) -> PlainTextResponse:

@@ -19,7 +19,8 @@ from gates import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
 
-from webhooks import Consumer, GitHub, Shortcut, StandardWebhooks, receiver
+from webhooks import Consumer, GitHub, Pool, Shortcut, StandardWebhooks, receiver
+from webhooks.accept import Accepter
 from webhooks.observe import REGISTRY
 from webhooks.receiver import Receiver
 from webhooks.signatures import sign
@@ -491,3 +492,31 @@ async def test_every_answer_is_counted_by_source_and_outcome(here: Stack) -> Non
     for sent in (request, request, from_shortcut(b"{}", signature="0" * 64), from_shortcut(b" " * 2 * LIMIT)):
         await here.send(sent)
     await until(lambda: all(count(outcome) == number + 1 for outcome, number in before.items()))
+
+
+async def test_a_body_that_does_not_end_in_time_is_refused_and_the_connection_closed(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "BODY_WITHIN_S", 0.1)
+    monkeypatch.setattr(receiver, "LINGER_S", 0.1)
+    consumer = Consumer(gates=[], sources=[Shortcut()])
+    app = Receiver(
+        consumer.sources, {"shortcut": ["s"]}, Accepter(pool, consumer, lambda moved: None), max_body_bytes=1024
+    )
+    sent: list[Any] = []
+    begun = asyncio.Event()
+
+    async def receive() -> dict[str, Any]:
+        if begun.is_set():
+            await asyncio.Event().wait()
+        begun.set()
+        return {"type": "http.request", "body": b"{", "more_body": True}
+
+    async def send(message: Any) -> None:
+        sent.append(message)
+
+    scope = {"type": "http", "method": "POST", "path": "/webhooks/shortcut", "headers": []}
+    await asyncio.wait_for(app(scope, receive, send), 5)
+    assert sent[0]["status"] == 400
+    assert (b"connection", b"close") in sent[0]["headers"]
+    assert b"body_too_slow" in sent[1]["body"]

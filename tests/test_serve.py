@@ -382,3 +382,14 @@ def test_reload_starts_again_when_a_file_changes_and_survives_one_that_is_wrong(
         assert process.ends() == 0
 
     assert process.output.count("version") == 3
+
+
+def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_process(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "held").touch()
+    (tmp_path / "stubborn").touch()
+    with serving(tmp_path, database_url, WEBHOOKS_DRAIN_S="0.2") as process:
+        trigger(process, "shortcut", "story.update", "--set", "actions.0.id=7")
+        eventually((tmp_path / "running").exists)
+        process.signal(signal.SIGTERM)
+        assert process.ends(60) == 1
+        assert "patch_sessions:7 clarifying" in process.log

@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 PREFIX = "/webhooks/"
 RETRY_AFTER_S = 5
+BODY_WITHIN_S = 60  # GitHub itself waits ten seconds for the answer
 LINGER_S = 2.0
 ENCODE = json.JSONEncoder(separators=(",", ":")).encode
 
@@ -83,7 +84,7 @@ class Receiver:
             log.error("a request could not be handled", path=scope["path"], exc_info=error)
             outcome = 503, {"error": "unexpected"}
         status, answer = outcome
-        await _answer(send, status, answer, unread=body if status == 413 and not body.ended else None)
+        await _answer(send, status, answer, unread=body if status in (400, 413) and not body.ended else None)
 
     async def _take(self, scope: Scope, sent: _Body) -> tuple[int, dict[str, object]]:
         name = scope["path"][len(PREFIX) :]
@@ -92,7 +93,10 @@ class Receiver:
             return 404, {"error": "unknown_source"}
         if scope["method"] != "POST":
             return 405, {"error": "use POST"}
-        body = await sent.read(self._max_body_bytes)
+        try:
+            body = await sent.read(self._max_body_bytes)
+        except TimeoutError:
+            return self._counted(name, 400, {"error": "body_too_slow", "limit_seconds": BODY_WITHIN_S})
         if body is None:
             return self._counted(name, 413, {"error": "body_too_large", "limit_bytes": self._max_body_bytes})
         started = time.perf_counter()
@@ -119,7 +123,7 @@ class Receiver:
         }
 
     def _counted(self, source: str, status: int, answer: dict[str, object]) -> tuple[int, dict[str, object]]:
-        outcomes = {200: "answered", 401: "rejected", 413: "too_large", 503: "unavailable"}
+        outcomes = {200: "answered", 400: "too_slow", 401: "rejected", 413: "too_large", 503: "unavailable"}
         observe.DELIVERIES.labels(source, outcomes[status]).inc()
         return status, answer
 
@@ -141,8 +145,9 @@ class _Body:
         if self.ended:
             return first if len(first) <= limit else None
         body = bytearray(first)
-        while not self.ended and len(body) <= limit:
-            body += await self._next()
+        async with asyncio.timeout(BODY_WITHIN_S):
+            while not self.ended and len(body) <= limit:
+                body += await self._next()
         return bytes(body) if len(body) <= limit else None
 
     async def _next(self) -> bytes:

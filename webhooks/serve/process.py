@@ -120,6 +120,18 @@ async def _run(options: Options, ready: Callable[[Running], None]) -> None:
         watched = await _start(stack, heard, options, settings, consumer, secrets, ready)
         heard.ready()
         await _until_stopped(heard, watched)
+    await _leave_the_stubborn()
+
+
+async def _leave_the_stubborn() -> None:
+    """End the process though a handler ignores that it was cancelled; its row is freed when its lease is over."""
+    others = asyncio.all_tasks() - {asyncio.current_task()}
+    await ended(others)
+    stubborn = sorted(task.get_name() for task in others if not task.done())
+    if stubborn:
+        log.error("still running though cancelled, and left behind", tasks=stubborn)
+        sys.stderr.flush()
+        os._exit(1)
 
 
 async def _start(
