@@ -31,7 +31,6 @@ from pathlib import Path
 from typing import Any, cast
 
 import psycopg
-import uvicorn
 import uvloop
 from rich.console import Console
 from rich.table import Table
@@ -44,6 +43,7 @@ from webhooks.inbox import ACCEPT, MAX_ATTEMPTS, Accepted
 from webhooks.migrate import migrate
 from webhooks.observe import configure_logging
 from webhooks.receiver import Receiver
+from webhooks.serve.servers import serving
 
 SECRET = "bench-secret"  # noqa: S105 - of this run only
 BODY = json.dumps({"zen": "Keep it logically awesome.", "padding": "x" * 4040}).encode()
@@ -95,15 +95,9 @@ async def serve(variant: str, url: str, ready: Pipe) -> None:
             accepter = NoDatabase() if variant == "no database" else OneInsertEach(pool)
         app = Receiver(consumer.sources, {"github": [SECRET]}, accepter, max_body_bytes=1 << 20)
         listener = socket.create_server(("127.0.0.1", 0))
-        config = uvicorn.Config(
-            app, loop="uvloop", http="httptools", access_log=False, log_level="error", lifespan="off"
-        )
-        server = uvicorn.Server(config)
-        serving = asyncio.create_task(server.serve(sockets=[listener]))
-        ready.send(listener.getsockname()[1])
-        await asyncio.to_thread(ready.recv)
-        server.should_exit = True
-        await serving
+        async with serving(app, listener, variant):
+            ready.send(listener.getsockname()[1])
+            await asyncio.to_thread(ready.recv)
         if isinstance(accepter, Accepter):
             await accepter.stop()
 
