@@ -2,11 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
 from typing import Any, Literal
+
+from pydantic_core import to_json
 
 from webhooks.db import Ready, Transaction, compose, draw
 from webhooks.delivery import Delivery, Headers
@@ -117,7 +118,7 @@ async def insert(tx: Transaction, arrivals: Sequence[Delivery]) -> dict[Identity
         "sources": [delivery.source for delivery in ordered],
         "keys": [delivery.dedup_key for delivery in ordered],
         "origins": [delivery.origin for delivery in ordered],
-        "headers": [json.dumps(delivery.headers) for delivery in ordered],
+        "headers": [to_json(delivery.headers).decode() for delivery in ordered],
         "bodies": [delivery.body for delivery in ordered],
         "max_attempts": MAX_ATTEMPTS,
     }
