@@ -17,23 +17,34 @@ LONGEST_TITLE = 256
 
 
 @asynccontextmanager
+async def github_http(purpose: str, user_agent: str) -> AsyncGenerator[httpx.AsyncClient]:
+    """A connection with our token.
+
+    Raises:
+        Escalate: there is no token; it says what it is for.
+    """
+    now = settings()
+    token = needed(now.github_token, "WEBHOOKS_GITHUB_TOKEN", purpose)
+    headers = {
+        "Authorization": f"Bearer {token.get_secret_value()}",
+        "Accept": "application/vnd.github+json",
+        "X-GitHub-Api-Version": "2022-11-28",
+        "User-Agent": user_agent,
+    }
+    async with httpx.AsyncClient(base_url=now.github_api, headers=headers, timeout=TIMEOUT, verify=tls()) as http:
+        yield http
+
+
+@asynccontextmanager
 async def github_api() -> AsyncGenerator[GitHubApi]:
     """A client with our token, for our repository.
 
     Raises:
         Escalate: there is no token, or no repository is named.
     """
-    now = settings()
-    token = needed(now.github_token, "WEBHOOKS_GITHUB_TOKEN", "the pull request is opened with it")
-    repository = needed(now.github_repository, "PATCH_GITHUB_REPOSITORY", "owner/name, where pull requests are opened")
-    headers = {
-        "Authorization": f"Bearer {token.get_secret_value()}",
-        "Accept": "application/vnd.github+json",
-        "X-GitHub-Api-Version": "2022-11-28",
-        "User-Agent": "webhooks-patch-flow",
-    }
-    async with httpx.AsyncClient(base_url=now.github_api, headers=headers, timeout=TIMEOUT, verify=tls()) as http:
-        yield GitHubApi(http, repository)
+    async with github_http("the pull request is opened with it", "webhooks-patch-flow") as http:
+        name = settings().github_repository
+        yield GitHubApi(http, needed(name, "PATCH_GITHUB_REPOSITORY", "owner/name, where pull requests are opened"))
 
 
 class GitHubApi:

@@ -8,15 +8,12 @@ from __future__ import annotations
 
 import json
 import re
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
 from typing import cast
 
-import httpx
 from pydantic import BaseModel, TypeAdapter
 
-from handlers.calls import TIMEOUT, call, tls
-from handlers.settings import needed, settings
+from handlers.calls import call
+from handlers.github_api import github_http
 
 LONGEST_TEXT = 60_000
 """GitHub takes 65,536 characters, our mark included."""
@@ -53,7 +50,7 @@ async def comment_once(repository: str, number: int, text: str, mark: str) -> Is
     """
     hidden = f"<!-- {mark} -->"
     path = f"/repos/{repository}/issues/{number}/comments"
-    async with _github() as http:
+    async with github_http("the agent's result is commented on GitHub with it", "webhooks-issues") as http:
         page = 1
         while True:
             params = {"per_page": PAGE, "page": page}
@@ -66,20 +63,6 @@ async def comment_once(repository: str, number: int, text: str, mark: str) -> Is
             page += 1
         body = {"body": f"{text}\n\n{hidden}"}
         return IssueComment.model_validate(await call(http, "POST", path, json=body))
-
-
-@asynccontextmanager
-async def _github() -> AsyncGenerator[httpx.AsyncClient]:
-    now = settings()
-    token = needed(now.github_token, "WEBHOOKS_GITHUB_TOKEN", "the agent's result is commented on GitHub with it")
-    headers = {
-        "Authorization": f"Bearer {token.get_secret_value()}",
-        "Accept": "application/vnd.github+json",
-        "X-GitHub-Api-Version": "2022-11-28",
-        "User-Agent": "webhooks-issues",
-    }
-    async with httpx.AsyncClient(base_url=now.github_api, headers=headers, timeout=TIMEOUT, verify=tls()) as http:
-        yield http
 
 
 def comment_of(result: str) -> str:

@@ -90,7 +90,7 @@ class Claim(Generic[Row]):
     @property
     def label(self) -> str:
         """The row as people name it: `table:key`."""
-        return f"{self._owned.table}:{self._owned.key.text(self.key)}"
+        return self._owned.key.label(self._owned.table, self.key)
 
     def done(self, status: str | None = None, /, **columns: object) -> Done:
         """Return what a phase returns: the done status (may be left out when there is one) and columns to write.

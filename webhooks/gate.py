@@ -279,7 +279,7 @@ class Gate(Generic[Row]):
 
     def label(self, key: object) -> str:
         """Return a row as people name it: `table:key`."""
-        return f"{self.table}:{self.key.text(key)}"
+        return self.key.label(self.table, key)
 
     def _check_target(self, status: str) -> None:
         if status in self.phases:

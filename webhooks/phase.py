@@ -161,3 +161,7 @@ class Key:
     def text(self, key: object) -> str:
         """Return the key as it stands in `attempts` and `effects`: several parts joined by `/`."""
         return "/".join(str(value) for value in self.values(key))
+
+    def label(self, table: str, key: object) -> str:
+        """Return a row as people name it: `table:key`."""
+        return f"{table}:{self.text(key)}"

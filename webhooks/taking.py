@@ -108,7 +108,7 @@ async def _take_singly(
             except psycopg.OperationalError:
                 raise
             except psycopg.Error as error:
-                label = f"{owned.table}:{owned.key.text(key)}"
+                label = owned.key.label(owned.table, key)
                 log.error("this row cannot be claimed: mend it by hand", row=label, error=str(error).strip())
                 continue
             claims += [] if claim is None else [claim]
@@ -159,7 +159,7 @@ async def sweep(pool: Pool, owned: Owned) -> int:
             for row in swept:
                 log.warning(
                     "swept",
-                    row=f"{owned.table}:{owned.key.text(owned.key.value(row))}",
+                    row=owned.key.label(owned.table, owned.key.value(row)),
                     phase=owned.phase.claimed,
                     status=row["status"],
                 )
