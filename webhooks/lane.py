@@ -26,7 +26,11 @@ AFTER_A_FAILURE_S = 1.0
 class Turn:
     """Held by the one row of this process that has one attempt left after its worker died."""
 
-    taken = False
+    def __init__(self) -> None:
+        self.taken = False
+        self.looking = (
+            asyncio.Lock()
+        )  # held while a lane asks for such a row, so that no other skips its own look
 
 
 class Lane:
@@ -147,14 +151,12 @@ class Lane:
         return more or not self._free
 
     async def _claim_last_chance(self) -> None:
-        self._turn.taken = True
-        try:
+        async with self._turn.looking:
+            if self._turn.taken:
+                return
             claims = await self.gate.take_next(self._pool, self.phase, 1, which="last chance")
-        except BaseException:
-            self._turn.taken = False
-            raise
+            self._turn.taken = bool(claims)
         if not claims:
-            self._turn.taken = False
             return
         self._count(won=1, lost=0)
         self._start(claims[0], holds_turn=True)
