@@ -28,9 +28,7 @@ class Turn:
 
     def __init__(self) -> None:
         self.taken = False
-        self.looking = (
-            asyncio.Lock()
-        )  # held while a lane asks for such a row, so that no other skips its own look
+        self.looking = asyncio.Lock()  # held while a lane asks for such a row, so that no other skips its own look
 
 
 class Lane:
