@@ -24,6 +24,9 @@
 --              clever column: what is claimed first, the creation time less the priority's head start, so that urgent
 --              issues come first and none waits for ever. `external_ref` names the issue elsewhere (`github#7`), and
 --              `told_at` is the time, by that side's clock, of the newest word about it.
+-- rejections   Requests that were refused: the named cause, and what is needed to find out why and to accept them later.
+--              Nothing of them is in `deliveries`.
+-- redeliveries  What a provider was asked to deliver again, by its delivery log's scope and the delivery's guid.
 -- heartbeat_runs  One line a run in which agents worked their queues; its claims are `attempts.claimed_by = run:<id>`,
 --              which the view `heartbeat_run_items` reads. Nothing infers from it who is alive: leases say that.
 --
@@ -274,3 +277,49 @@ CREATE INDEX notifications_pending ON notifications (not_before, id) WHERE statu
 CREATE INDEX notifications_notifying ON notifications (id) WHERE status = 'notifying';
 CREATE INDEX notifications_escalated ON notifications (id) WHERE status = 'escalated';
 CREATE INDEX notifications_row ON notifications (table_name, key, escalated_at);
+
+-- section 5: rejections
+
+-- A request that was refused, so that it can be understood, and accepted once the secret is mended. Capped by count, size
+-- and age (`webhooks/rejections.py`); a body past the size limit is not kept, `body_bytes` says how long it was.
+CREATE TABLE rejections (
+    id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
+    source      text        NOT NULL,
+    cause       text        NOT NULL,
+    headers     jsonb       NOT NULL DEFAULT '[]',
+    body        bytea,
+    body_bytes  bigint      NOT NULL,
+    received_at timestamptz NOT NULL DEFAULT statement_timestamp(),
+    delivery    bigint,
+    accepted_at timestamptz,
+    CONSTRAINT rejections_accepted CHECK ((delivery IS NULL) = (accepted_at IS NULL))
+);
+ALTER TABLE rejections ALTER COLUMN body SET STORAGE EXTERNAL;
+CREATE INDEX rejections_received ON rejections (received_at, id);
+
+-- section 6: replay and feed
+
+-- What a replay or an export selects, and what followers of the feed read: in the order in which deliveries became
+-- visible, which ids are not.
+CREATE INDEX deliveries_received_at ON deliveries (received_at, id);
+CREATE INDEX deliveries_feed ON deliveries (accepted_xid, id) WHERE parent IS NULL AND replay_of IS NULL;
+CREATE INDEX deliveries_replays ON deliveries (replay_of) WHERE replay_of IS NOT NULL;
+
+-- section 7: retention
+
+-- A delivery outlives its body and its headers, so that a late copy is still known by its key.
+ALTER TABLE deliveries
+    ADD COLUMN pruned_at timestamptz,
+    DROP CONSTRAINT deliveries_body,
+    ADD CONSTRAINT deliveries_body CHECK ((body IS NULL) = (parent IS NOT NULL OR pruned_at IS NOT NULL));
+
+-- section 8: reconciling
+
+-- What a provider was asked to deliver again, so that a run that was interrupted goes on and nobody asks twice at once.
+CREATE TABLE redeliveries (
+    scope     text        NOT NULL,
+    guid      text        NOT NULL,
+    asked_at  timestamptz NOT NULL DEFAULT statement_timestamp(),
+    times     integer     NOT NULL DEFAULT 1,
+    PRIMARY KEY (scope, guid)
+);
