@@ -27,6 +27,7 @@
 -- rejections   Requests that were refused: the named cause, and what is needed to find out why and to accept them later.
 --              Nothing of them is in `deliveries`.
 -- redeliveries  What a provider was asked to deliver again, by its delivery log's scope and the delivery's guid.
+-- reconcile_turns  One line a thing that is reconciled on a schedule: whose turn it was, when the next one is.
 -- heartbeat_runs  One line a run in which agents worked their queues; its claims are `attempts.claimed_by = run:<id>`,
 --              which the view `heartbeat_run_items` reads. Nothing infers from it who is alive: leases say that.
 --
@@ -280,8 +281,10 @@ CREATE INDEX notifications_row ON notifications (table_name, key, escalated_at);
 
 -- section 5: rejections
 
--- A request that was refused, so that it can be understood, and accepted once the secret is mended. Capped by count, size
--- and age (`webhooks/rejections.py`); a body past the size limit is not kept, `body_bytes` says how long it was.
+-- A request that was refused, so that it can be understood, and accepted once the secret is mended. `received_at` is the
+-- receiver's own clock, against which the signed time was held; the same request within a minute only raises `times`.
+-- A body past the size limit, or one that was not read to its end, is not kept: `body_bytes` says how much of it came.
+-- Capped by count, size and age; `delivery` is what became of it when it was verified again.
 CREATE TABLE rejections (
     id          bigint      GENERATED ALWAYS AS IDENTITY PRIMARY KEY,
     source      text        NOT NULL,
@@ -289,13 +292,18 @@ CREATE TABLE rejections (
     headers     jsonb       NOT NULL DEFAULT '[]',
     body        bytea,
     body_bytes  bigint      NOT NULL,
+    body_sha256 bytea,
     received_at timestamptz NOT NULL DEFAULT statement_timestamp(),
+    last_at     timestamptz NOT NULL DEFAULT statement_timestamp(),
+    times       bigint      NOT NULL DEFAULT 1,
     delivery    bigint,
     accepted_at timestamptz,
+    CONSTRAINT rejections_body CHECK (octet_length(body) = body_bytes),
+    CONSTRAINT rejections_times CHECK (times > 0 AND last_at >= received_at),
     CONSTRAINT rejections_accepted CHECK ((delivery IS NULL) = (accepted_at IS NULL))
 );
 ALTER TABLE rejections ALTER COLUMN body SET STORAGE EXTERNAL;
-CREATE INDEX rejections_received ON rejections (received_at, id);
+CREATE INDEX rejections_last ON rejections (last_at, id);
 
 -- section 6: replay and feed
 
@@ -307,19 +315,36 @@ CREATE INDEX deliveries_replays ON deliveries (replay_of) WHERE replay_of IS NOT
 
 -- section 7: retention
 
--- A delivery outlives its body and its headers, so that a late copy is still known by its key.
+-- A delivery outlives its body (`pruned_at`) and its headers, so that a late copy is still known by its key. No index
+-- is added: pruning walks `deliveries_received_at` in pages, and an index that names a body would make every accept
+-- and every pruned line dearer.
 ALTER TABLE deliveries
     ADD COLUMN pruned_at timestamptz,
+    ADD COLUMN headers_pruned_at timestamptz,
     DROP CONSTRAINT deliveries_body,
     ADD CONSTRAINT deliveries_body CHECK ((body IS NULL) = (parent IS NOT NULL OR pruned_at IS NOT NULL));
 
 -- section 8: reconciling
 
 -- What a provider was asked to deliver again, so that a run that was interrupted goes on and nobody asks twice at once.
+-- The line is written before the call; `answered` says that the provider agreed to it, and without that another run may
+-- take over soon.
 CREATE TABLE redeliveries (
     scope     text        NOT NULL,
     guid      text        NOT NULL,
     asked_at  timestamptz NOT NULL DEFAULT statement_timestamp(),
+    answered  boolean     NOT NULL DEFAULT false,
     times     integer     NOT NULL DEFAULT 1,
-    PRIMARY KEY (scope, guid)
+    PRIMARY KEY (scope, guid),
+    CONSTRAINT redeliveries_times CHECK (times > 0)
+);
+
+-- Which of many processes reconciles on its schedule: whoever moves `next_at` on. `whole_until` is the time up to which
+-- nothing is missing any more, where the next round begins.
+CREATE TABLE reconcile_turns (
+    scope       text        PRIMARY KEY,
+    taken_by    text        NOT NULL,
+    taken_at    timestamptz NOT NULL DEFAULT statement_timestamp(),
+    next_at     timestamptz NOT NULL,
+    whole_until timestamptz
 );

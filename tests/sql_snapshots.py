@@ -9,6 +9,7 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, LiteralString
 
+from handlers.issues import issues
 from handlers.patch_sessions import sessions
 from webhooks import effects, statements
 from webhooks.gate import Gate
@@ -21,6 +22,7 @@ DIRECTORY = Path(__file__).parent / "sql"
 OPENED: dict[str, tuple[LiteralString, ...]] = {
     "patch_sessions": ("sc_id", "title", "story_url"),
     "deliveries": ("source", "dedup_key", "position", "parent", "origin", "received_at", "event"),
+    "issues": ("company_id", "assigned_agent_id", "title", "body", "priority", "created_at", "external_ref", "told_at"),
 }
 ADVANCED: dict[str, list[tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
     "patch_sessions": [
@@ -28,20 +30,24 @@ ADVANCED: dict[str, list[tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
         (("in_review", "closed"), "merged", ("merged_at",)),
     ],
     "deliveries": [],
+    "issues": [(("open", "claimed", "escalated"), "resolved", ())],
 }
 COMPLETED: dict[str, tuple[str, ...]] = {
     "asked": ("question", "question_comment_id", "asked_at"),
     "drafted": ("patch", "base_commit"),
     "in_review": ("pull_request_number", "pull_request_url"),
     "processed": ("event", "reason", "parked_on", "parked_since", "moved_rows"),
+    "resolved": ("result",),
     "ignored": ("event", "reason", "parked_on", "parked_since"),
 }
+# What code with a loop of its own claims by.
+EQUAL: dict[str, tuple[str, ...]] = {"issues": ("company_id", "assigned_agent_id")}
 NOTED: dict[str, tuple[str, ...]] = {"deliveries": ("event",)}
 
 
 def snapshots() -> dict[str, str]:
     """Return every statement by the name of its file."""
-    texts = {name: statement.decode() + "\n" for gate in (sessions, inbox) for name, statement in of_gate(gate)}
+    texts = {name: statement.decode() + "\n" for gate in (sessions, issues, inbox) for name, statement in of_gate(gate)}
     shared = {
         "attempts.any.record": statements.RECORD_ATTEMPT,
         "attempts.any.close": statements.CLOSE_ATTEMPT,
@@ -78,6 +84,10 @@ def of_phase(gate: Gate[Any], phase: Phase) -> Iterator[tuple[str, bytes]]:
     yield "claim_next.fresh", composed.claim_next(phase, "fresh")
     yield "claim_next.tried", composed.claim_next(phase, "tried")
     yield "claim_next.last_chance", composed.claim_next(phase, "last chance")
+    yield "claim_next.marked", composed.claim_next(phase, "fresh", marked=True)
+    if equal := EQUAL.get(gate.table):
+        yield "claim_next.equal", composed.claim_next(phase, equal=equal, due_by=True)
+        yield "claim_next.equal_marked", composed.claim_next(phase, equal=equal, due_by=True, marked=True)
     yield "claim_next.known", composed.claim_next(phase, "fresh", known=True)
     yield "renew", composed.renew(phase)
     yield "still_held", composed.still_held(phase)

@@ -13,11 +13,11 @@ import webhooks
 ROOT = Path(__file__).parent.parent
 # From the bottom up. A module imports only from layers below its own, or from its own folder.
 LAYERS = (
-    ("errors", "delivery"),
+    ("errors", "delivery", "marks"),
     ("outcome", "phase", "settings", "db", "observe"),
-    ("signatures", "statements", "shape", "renewer", "migrate", "postmaster"),
-    ("sources", "embedded"),
-    ("pool",),
+    ("signatures", "senders", "statements", "shape", "renewer", "migrate", "postmaster"),
+    ("sources", "embedded", "settling"),
+    ("pool", "rewriting", "respelling"),
     ("effects", "wire"),
     ("owned",),
     ("claim",),
@@ -25,9 +25,10 @@ LAYERS = (
     ("gate",),
     ("inbox", "notify"),
     ("consumer",),
-    ("accept", "apply", "bell", "lane", "status", "deliveries", "samples", "loading", "rows", "standing"),
+    ("accept", "apply", "bell", "lane", "status", "deliveries", "hints", "samples", "loading", "rows", "standing"),
     ("escalation", "decision", "why", "verify", "selection", "rejections", "retention", "feed", "sending", "captures"),
-    ("replay", "reconcile", "hooks"),
+    ("provider_api",),
+    ("refusals", "reverify", "replay", "reconcile", "hooks"),
     ("tunnel",),
     ("receiver", "worker"),
     ("control",),

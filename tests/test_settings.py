@@ -50,6 +50,20 @@ def test_every_variable_is_read_and_described(monkeypatch: pytest.MonkeyPatch) -
         "WEBHOOKS_DRAIN_S": "0",
         "WEBHOOKS_NOTIFY_URL": "https://pager.example/hook",
         "WEBHOOKS_NOTIFY_SECRET": "whsec_c2VjcmV0",
+        "WEBHOOKS_PRUNE_EVERY_S": "3600",
+        "WEBHOOKS_KEEP_BODIES": "7d",
+        "WEBHOOKS_KEEP_HEADERS": "1w",
+        "WEBHOOKS_KEEP_KEYS": "off",
+        "WEBHOOKS_KEEP_ATTEMPTS": "12h",
+        "WEBHOOKS_KEEP_EFFECTS": "365d",
+        "WEBHOOKS_GITHUB_TOKEN": "ghp_invented",
+        "GITHUB_API": "https://github.example/api/v3",
+        "WEBHOOKS_GITHUB_APP_ID": "12345",
+        "WEBHOOKS_GITHUB_APP_KEY_FILE": "/etc/webhooks/app.pem",
+        "WEBHOOKS_SHORTCUT_TOKEN": "invented-as-well",
+        "SHORTCUT_API": "https://shortcut.example/api/v3",
+        "WEBHOOKS_RECONCILE_GITHUB": "acme/app:12",
+        "WEBHOOKS_RECONCILE_SHORTCUT": "on",
     }
     for name, value in given.items():
         monkeypatch.setenv(name, value)

@@ -37,12 +37,11 @@ PARAMS: dict[str, Any] = {
     "refund": 0,
     "error": None,
     "outcome": "done",
-    "ended_at": None,
     "retry_safe": False,
     "calls": 1,
     "phase": "drafting",
     "table": "patch_sessions",
-    "parked_on": "patch_sessions:1",
+    "rows": ["patch_sessions:1"],
     "decision": "retry",
     "decided_by": "somebody",
     "reason": "why",
@@ -50,6 +49,11 @@ PARAMS: dict[str, Any] = {
     "state": "done",
     "result": "1",
     "found_seq": 1,
+    "equal_company_id": "acme",
+    "equal_assigned_agent_id": "coder",
+    "due_by": datetime.now(UTC),
+    "mark_0": "2026-01-01",
+    "mark_1": "1",
 }
 TEXT_KEYED = ("attempts.", "effects.", "decisions.")
 
@@ -80,9 +84,11 @@ def test_no_update_contains_a_volatile_function_and_none_is_without_a_guard(name
 @pytest.mark.invariant(5)
 @pytest.mark.parametrize("name", [name for name in SNAPSHOTS if re.search(r"\.(hold|complete|release|renew)\b", name)])
 def test_every_write_of_an_owner_names_the_claim_and_its_status(name: str) -> None:
-    [where] = re.findall(r"WHERE (.*)\n?(?:RETURNING.*\n)?$", SNAPSHOTS[name])
-    assert "status = '" in where
-    assert "claim_seq = " in where
+    for table, text in re.findall(r"UPDATE (\w+) ((?:.|\n)*?WHERE .*)", SNAPSHOTS[name]):
+        where = text.rpartition("WHERE ")[2]
+        assert "claim_seq = " in where
+        # The attempt's own line is closed only if the row was ours.
+        assert "FROM moved" in text if table == "attempts" else "status = '" in where
 
 
 async def test_the_server_plans_every_statement_and_none_needs_to_read_a_whole_table(pool: Pool) -> None:

@@ -18,10 +18,10 @@ import structlog
 
 from webhooks import inbox
 from webhooks.consumer import Consumer
-from webhooks.db import Connection, Ready, transaction
+from webhooks.db import Connection, Ready, Transaction, transaction
 from webhooks.delivery import Delivery
 from webhooks.errors import Unavailable, Unreadable
-from webhooks.inbox import NO_HANDLER, Accepted, Copy, identity
+from webhooks.inbox import NO_HANDLER, Accepted, Copy, Identity, identity
 from webhooks.pool import Pool
 from webhooks.wire import Wire
 
@@ -55,6 +55,42 @@ class Waiting:
             self.answer.set_exception(answer)
         else:
             self.answer.set_result(answer)
+
+
+async def store(tx: Transaction, consumer: Consumer, arrivals: Sequence[Delivery]) -> dict[Identity, Accepted]:
+    """Store verified deliveries, and help on those that were here already.
+
+    Args:
+        tx: what can be applied afterwards is added to its `moved`.
+        consumer: says whether it has a handler by now for a delivery that was ignored.
+        arrivals: of several copies among them the first counts.
+
+    Returns:
+        What became of each. One that is missing is just being stored by somebody else: whoever sent it tries again.
+    """
+    first = {identity(arrival): arrival for arrival in reversed(arrivals)}
+    new = await inbox.insert(tx, list(first.values()))
+    tx.moved += [Ready(inbox.inbox.table, "applying", id_) for id_ in new.values()]
+    became = {key: Accepted(id_, "accepted") for key, id_ in new.items()}
+    copies = [key for key in first if key not in new]
+    if copies:
+        found = await inbox.find(tx, copies)
+        wanted = [copy.id for key, copy in found.items() if _has_handler_now(consumer, first[key], copy)]
+        await inbox.nudge(tx, copies)
+        rearmed = await inbox.rearm(tx, copies, wanted)
+        became |= {key: Accepted(copy.id, "rearmed" if key in rearmed else "duplicate") for key, copy in found.items()}
+    return became
+
+
+def _has_handler_now(consumer: Consumer, delivery: Delivery, copy: Copy) -> bool:
+    if copy.status != "ignored" or not (copy.reason or "").startswith(NO_HANDLER):
+        return False
+    source = consumer.sources[delivery.source]
+    try:
+        events = source.events(delivery.headers, source.read(delivery.headers, delivery.body))
+    except Unreadable:
+        return False
+    return any(event.name in source.handlers for event in events)
 
 
 class Accepter:
@@ -195,38 +231,16 @@ class Accepter:
         return True
 
     async def _flush(self, group: list[Waiting], limits: LiteralString, connection: Connection) -> None:
-        arrivals = {identity(waiting.delivery): waiting.delivery for waiting in reversed(group)}
         async with transaction(connection, limits) as tx:
-            new = await inbox.insert(tx, list(arrivals.values()))
-            copies = [key for key in arrivals if key not in new]
-            found: dict[inbox.Identity, Copy] = {}
-            rearmed: set[inbox.Identity] = set()
-            if copies:
-                found = await inbox.find(tx, copies)
-                wanted = [copy.id for key, copy in found.items() if self._has_handler_now(arrivals[key], copy)]
-                await inbox.nudge(tx, copies)
-                rearmed = await inbox.rearm(tx, copies, wanted)
-        self._on_moved([*(Ready(inbox.inbox.table, "applying", id_) for id_ in new.values()), *tx.moved])
+            became = await store(tx, self._consumer, [waiting.delivery for waiting in group])
+        self._on_moved(tx.moved)
         for waiting in group:
             key = identity(waiting.delivery)
-            if key in new:
+            accepted = became.get(key)
+            waiting.give(Unavailable("another copy is being stored just now") if accepted is None else accepted)
+            if accepted is not None and accepted.status == "accepted":
                 # Of several copies in one group the first is the new one.
-                waiting.give(Accepted(new[key], "accepted"))
-                found[key] = Copy(new.pop(key), "received", None)
-            elif key in found:
-                waiting.give(Accepted(found[key].id, "rearmed" if key in rearmed else "duplicate"))
-            else:
-                waiting.give(Unavailable("another copy is being stored just now"))
-
-    def _has_handler_now(self, delivery: Delivery, copy: Copy) -> bool:
-        if copy.status != "ignored" or not (copy.reason or "").startswith(NO_HANDLER):
-            return False
-        source = self._consumer.sources[delivery.source]
-        try:
-            events = source.events(delivery.headers, source.read(delivery.headers, delivery.body))
-        except Unreadable:
-            return False
-        return any(event.name in source.handlers for event in events)
+                became[key] = Accepted(accepted.delivery, "duplicate")
 
     async def _connect(self, wire: Wire, within_s: float) -> bool:
         if not await wire.connect(within_s):

@@ -81,8 +81,8 @@ async def _apply(consumer: Consumer, claim: Claim[Stored]) -> None:
         await claim.complete("ignored", **_columns(None, reason=f"no source is named {stored.source} any more"))
         return
     async with claim.transaction() as tx:
-        headers, body = await load(tx, stored)
         try:
+            headers, body = await load(tx, stored)
             parsed = source.read(headers, body)
         except Unreadable as error:
             raise Escalate(f"the body cannot be read: {error}") from error

@@ -23,6 +23,7 @@ from webhooks.owned import Owned
 from webhooks.phase import GATE_COLUMNS, Done, check_columns
 from webhooks.pool import Pool
 from webhooks.renewer import Lease, boottime
+from webhooks.settling import Ending, write
 from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, column_params
 
 Row = TypeVar("Row", default=Any)
@@ -222,8 +223,9 @@ class Claim(Generic[Row]):
                 self._check()
                 tries += 1
                 try:
-                    async with self._pool.transaction() as tx:
-                        await self._write_unless_recorded(tx, ending, tries)
+                    moved = await (self._write_grouped(ending) if tries == 1 else self._write_alone(ending))
+                    if moved is None:
+                        continue
                 except psycopg.OperationalError as error:
                     if isinstance(error, PoolClosed) or boottime() >= self._lease.until:
                         raise
@@ -236,7 +238,7 @@ class Claim(Generic[Row]):
                 break
         finally:
             self._ending = was_ending
-        self.moved += tx.moved
+        self.moved += moved
         self.outcome = _outcome(ending)
 
     @asynccontextmanager
@@ -306,57 +308,61 @@ class Claim(Generic[Row]):
         return self._task.cancelling() > self._cancelling
 
     async def _write(self, tx: Transaction, ending: Done | Release) -> None:
-        if isinstance(ending, Done):
-            await self._complete(tx, ending)
-        else:
-            await self._release(tx, ending)
-
-    async def _complete(self, tx: Transaction, ending: Done) -> None:
-        owned = self._owned
-        status = owned.phase.ending(ending.status)
-        entered = owned.entered(status)
-        statement = owned.statements.complete(owned.phase, status, tuple(ending.columns), entered)
-        params = {**self._fence, **column_params(ending.columns)}
-        if entered is not None:
-            params["visit"] = await self._pool.fences(tx)
-            tx.moved.append(Ready(owned.table, entered.claimed, self.key))
-        row = await (await tx.execute(statement, params)).fetchone()
-        if row is None:
+        written = await self._written_in(tx, ending)
+        if written.status is None:
             raise self._lost()
-        await self._close_attempt(tx, "done", None, row["ended_at"])
-        await wake_parked(tx, self.label)
+        tx.moved += self._moved_by(ending, written)
 
-    async def _release(self, tx: Transaction, ending: Release) -> None:
-        error = None if ending.error is None else clean(ending.error)
+    async def _written_in(self, tx: Transaction, ending: Done | Release) -> Ending:
+        written = self._written(ending)
+        await write(tx, [written], await self._pool.fences(tx) if written.visits else 0)
+        return written
+
+    def _written(self, ending: Done | Release) -> Ending:
+        owned = self._owned
+        if isinstance(ending, Done):
+            status = owned.phase.ending(ending.status)
+            entered = owned.entered(status)
+            statement = owned.statements.complete(owned.phase, status, tuple(ending.columns), entered)
+            params = {"outcome": "done", "error": None, **column_params(ending.columns)}
+            return Ending(self.label, statement, {**self._fence, **params}, visits=entered is not None)
         columns = {**self.noted, **ending.columns}
         params = {
-            **self._fence,
+            "outcome": ending.outcome,
+            "error": None if ending.error is None else clean(ending.error),
             "escalate": ending.escalate,
             "refund": 0 if ending.charged else 1,
             "delay": ending.delay,
-            "error": error,
             **column_params(columns),
         }
-        statement = self._owned.statements.release(self._owned.phase, tuple(columns), self._owned.notify)
-        row = await (await tx.execute(statement, params)).fetchone()
-        if row is None:
+        statement = owned.statements.release(owned.phase, tuple(columns), owned.notify)
+        return Ending(self.label, statement, {**self._fence, **params}, visits=False)
+
+    def _moved_by(self, ending: Done | Release, written: Ending) -> list[Ready]:
+        if isinstance(ending, Release):
+            error = written.params["error"]
+            log.info("released", row=self.label, outcome=ending.outcome, status=written.status, error=error)
+            return written.woken
+        entered = self._owned.entered(self._owned.phase.ending(ending.status))
+        here = [] if entered is None else [Ready(self._owned.table, entered.claimed, self.key)]
+        return here + written.woken
+
+    async def _write_grouped(self, ending: Done | Release) -> list[Ready] | None:
+        """Write the end together with others'; return what it moved, or None when the group failed."""
+        written = self._written(ending)
+        if not await self._pool.settling.write(written):
+            return None
+        if written.status is None:
             raise self._lost()
-        await self._close_attempt(tx, ending.outcome, error, row["ended_at"])
-        log.info("released", row=self.label, outcome=ending.outcome, status=row["status"], error=error)
+        return self._moved_by(ending, written)
 
-    async def _close_attempt(
-        self, tx: Transaction, outcome: Outcome, error: str | None, ended_at: datetime | None = None
-    ) -> None:
-        ending = {"ended_at": ended_at, "outcome": outcome, "error": error}
-        await tx.execute(CLOSE_ATTEMPT, {"claim_seq": self.claim_seq, **ending})
-
-    async def _write_unless_recorded(self, tx: Transaction, ending: Done | Release, tries: int) -> None:
-        try:
-            await self._write(tx, ending)
-        except LostClaim:
+    async def _write_alone(self, ending: Done | Release) -> list[Ready]:
+        async with self._pool.transaction() as tx:
+            written = await self._written_in(tx, ending)
             # The answer to an earlier COMMIT may have been lost: then the attempt's own line says that it happened.
-            if tries == 1 or not await self._recorded(tx, ending):
-                raise
+            if written.status is None and not await self._recorded(tx, ending):
+                raise self._lost()
+        return self._moved_by(ending, written)
 
     async def _is_recorded(self, ending: Done | Release) -> bool:
         async with self._pool.transaction() as tx:
@@ -371,7 +377,7 @@ class Claim(Generic[Row]):
         """Whoever took the row usually closed our line; where the row was deleted or set by hand, we do."""
         with suppress(psycopg.Error):
             async with self._pool.transaction() as tx:
-                await self._close_attempt(tx, "lost", None)
+                await tx.execute(CLOSE_ATTEMPT, {"claim_seq": self.claim_seq, "outcome": "lost", "error": None})
 
     @property
     def _fence(self) -> dict[str, object]:
@@ -414,5 +420,5 @@ def _outcome(ending: Done | Release | None) -> Outcome | None:
 
 async def wake_parked(tx: Transaction, label: str) -> None:
     """Make the deliveries due that wait for a row, because it moved."""
-    cursor = await tx.execute(WAKE_PARKED, {"parked_on": label})
+    cursor = await tx.execute(WAKE_PARKED, {"rows": [label]})
     tx.moved += [Ready("deliveries", "applying", row["id"]) for row in await cursor.fetchall()]

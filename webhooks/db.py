@@ -78,12 +78,14 @@ class Transaction:
     Attributes:
         moved: the rows brought into a ready status here, so that the worker claims them next.
         touched: the rows opened or moved here, as `table:key`, so that their history can name who did it.
+        ended: what COMMIT answered, once it was sent.
     """
 
     def __init__(self, connection: Connection) -> None:
         self.connection = connection
         self.moved: list[Ready] = []
         self.touched: list[str] = []
+        self.ended: str | None = None
 
     async def execute(self, query: Query, params: Mapping[str, object] | None = None) -> AsyncCursor[dict[str, Any]]:
         """Run one statement with named parameters.
@@ -92,6 +94,18 @@ class Transaction:
             psycopg.Error: what the database refused; the transaction is then over.
         """
         return await self.connection.execute(query, params)
+
+    async def finish(self, *last: tuple[Query, Mapping[str, object] | None]) -> list[AsyncCursor[dict[str, Any]]]:
+        """Run the transaction's last statements, sent together with its COMMIT, and return their cursors.
+
+        Raises:
+            psycopg.Error: what the database refused; nothing is committed.
+        """
+        async with self.connection.pipeline():
+            cursors = [await self.connection.execute(query, params) for query, params in last]
+            commit = await self.connection.execute("COMMIT", prepare=False)
+        self.ended = commit.statusmessage
+        return cursors
 
 
 async def draw(tx: Transaction) -> int:
@@ -127,14 +141,16 @@ async def transaction(connection: Connection, limits: LiteralString = "") -> Asy
     """
     try:
         await connection.execute(BEGIN + limits, prepare=False)
-        yield Transaction(connection)
-        cursor = await connection.execute("COMMIT", prepare=False)
+        tx = Transaction(connection)
+        yield tx
+        if tx.ended is None:
+            tx.ended = (await connection.execute("COMMIT", prepare=False)).statusmessage
     except BaseException:
         if not connection.closed:
             with suppress(psycopg.Error):
                 await connection.execute("ROLLBACK", prepare=False)
         raise
-    if cursor.statusmessage != "COMMIT":
+    if tx.ended != "COMMIT":
         raise RolledBack("nothing was committed: a statement failed and its error was swallowed")
 
 

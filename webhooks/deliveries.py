@@ -40,7 +40,7 @@ LIST = compose(
     summary=SUMMARY,
 )
 ONE = compose(
-    "SELECT d.*, held.headers, held.body FROM (\n"
+    "SELECT d.*, held.headers, held.body, held.pruned_at, held.headers_pruned_at FROM (\n"
     "    SELECT {summary},\n"
     "        dedup_key, origin, replay_of, claimed_by, claimed_at, lease_until, parked_since, last_error\n"
     "    FROM {deliveries}\n"
@@ -91,11 +91,14 @@ async def listed(tx: Transaction, wanted: Filter) -> list[dict[str, Any]]:
 
 
 async def one(tx: Transaction, id: int) -> dict[str, Any] | None:
-    """Return a delivery with its headers, the exact bytes of its body, its attempts and the events split from it."""
+    """Return a delivery with its headers, the exact bytes of its body, its attempts and the events split from it.
+
+    A body that was pruned is None, and `pruned_at` says when; pruned headers are empty (`headers_pruned_at`).
+    """
     row = await (await tx.execute(ONE, {"id": id})).fetchone()
     if row is None:
         return None
-    row["body"] = bytes(row["body"])
+    row["body"] = None if row["body"] is None else bytes(row["body"])
     row["attempts"] = await (await tx.execute(ATTEMPTS, {"id": id})).fetchall()
     row["events"] = [part["id"] for part in await (await tx.execute(PARTS, {"id": id})).fetchall()]
     return row

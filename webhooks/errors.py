@@ -8,6 +8,7 @@
     ├── Refused                 a request was not authenticated; carries the named cause
     ├── Unreadable              a verified body cannot be read; its delivery is stored and ends `dead`
     ├── Unavailable             the database did not answer in time; the sender should try again
+    ├── ProviderError           a provider's API refused a call or did not answer; says what to do
     ├── LostClaim               somebody else owns the row now; nothing of ours was written
     └── NotDone                 an effect's call certainly did not happen
 
@@ -58,6 +59,21 @@ class Unreadable(WebhooksError):
 
 class Unavailable(WebhooksError):
     """The database did not answer in time: nothing was promised, the sender should try again."""
+
+
+class ProviderError(WebhooksError):
+    """A provider's API did not do what was asked; the message says what to do about it, and shows no secret.
+
+    Args:
+        message: for a person.
+        status: the status code of its answer, None where there was no answer.
+        retry_after: how long it asks us to stay away, where it said so and that is longer than we wait in a call.
+    """
+
+    def __init__(self, message: str, *, status: int | None = None, retry_after: timedelta | None = None) -> None:
+        super().__init__(message)
+        self.status = status
+        self.retry_after = retry_after
 
 
 class LostClaim(WebhooksError):

@@ -250,7 +250,7 @@ class Gate(Generic[Row]):
             return Moved(False, None if found is None else found["status"])
         if not self.phases.keys().isdisjoint(statuses):
             reason = f"moved to {to} while it was being worked on"
-            lost = {"claim_seq": row["claim_seq"], "ended_at": None, "outcome": "lost", "error": reason}
+            lost = {"claim_seq": row["claim_seq"], "outcome": "lost", "error": reason}
             await tx.execute(CLOSE_ATTEMPT, lost)
         await self._moved(tx, key, entered)
         return Moved(True, None)

@@ -11,6 +11,7 @@ from pydantic_core import to_json
 
 from webhooks.db import Ready, Transaction, compose, draw
 from webhooks.delivery import Delivery, Headers
+from webhooks.errors import Unreadable
 from webhooks.gate import Gate
 
 NO_HANDLER = "no handler for "
@@ -61,7 +62,8 @@ REARM = compose(
     "WITH again AS MATERIALIZED (\n"
     "    SELECT d.id FROM unnest(%(sources)s::text[], %(keys)s::text[]) AS copy (source, dedup_key)\n"
     "    JOIN {deliveries} AS d ON d.source = copy.source AND d.dedup_key = copy.dedup_key\n"
-    "    WHERE d.status = 'dead' OR d.id = ANY(%(ignored)s)\n"
+    "    WHERE (d.status = 'dead' OR d.id = ANY(%(ignored)s))\n"
+    "        AND d.pruned_at IS NULL AND d.headers_pruned_at IS NULL\n"
     "    FOR NO KEY UPDATE OF d SKIP LOCKED\n"
     ")\n"
     "UPDATE {deliveries} AS t SET status = 'received', claimed_from = NULL, visit = %(visit)s, attempt_count = 0,\n"
@@ -79,7 +81,7 @@ NUDGE = compose(
     "UPDATE {deliveries} AS t SET not_before = statement_timestamp()\n"
     "FROM again WHERE t.id = again.id AND t.status = 'received' RETURNING t.id"
 )
-LOAD = compose("SELECT headers, body FROM {deliveries} WHERE id = %(id)s")
+LOAD = compose("SELECT headers, body, pruned_at, headers_pruned_at FROM {deliveries} WHERE id = %(id)s")
 
 Status = Literal["accepted", "duplicate", "rearmed"]
 
@@ -150,11 +152,25 @@ async def nudge(tx: Transaction, identities: Sequence[Identity]) -> None:
 
 
 async def load(tx: Transaction, stored: Stored) -> tuple[Headers, bytes]:
-    """Read a delivery's header lines and exact bytes, from its parent where it is a further event of a request."""
+    """Read a delivery's header lines and exact bytes, from its parent where it is a further event of a request.
+
+    Raises:
+        Unreadable: they were pruned.
+        LookupError: there is no such delivery any more.
+    """
     row = await (await tx.execute(LOAD, {"id": stored.parent or stored.id})).fetchone()
     if row is None:
         raise LookupError(f"delivery {stored.parent or stored.id} is gone: its body cannot be read")
+    if told := pruned(stored.parent or stored.id, row["pruned_at"], row["headers_pruned_at"]):
+        raise Unreadable(told)
     return tuple((name, value) for name, value in row["headers"]), bytes(row["body"])
+
+
+def pruned(id: int, body_at: datetime | None, headers_at: datetime | None) -> str | None:
+    """Say what retention has taken from a delivery, None where it has all it came with."""
+    gone = {"its body was": body_at, "its headers were": headers_at}
+    told = [f"{what} pruned on {at:%Y-%m-%d}" for what, at in gone.items() if at is not None]
+    return f"delivery {id} cannot be run again: {' and '.join(told)}" if told else None
 
 
 def _lists(identities: Sequence[Identity]) -> dict[str, Any]:

@@ -11,15 +11,17 @@ import structlog
 
 from webhooks import observe
 from webhooks.claim import Claim
-from webhooks.db import Ready
+from webhooks.db import Ready, finished
 from webhooks.errors import LostClaim
 from webhooks.gate import Gate
 from webhooks.outcome import Stop
+from webhooks.phase import Done
 from webhooks.pool import Pool
 
 log = structlog.get_logger(__name__)
 
 MOST_KNOWN = 10_000
+MOST_ENDING = 100
 AFTER_A_FAILURE_S = 1.0
 
 
@@ -38,8 +40,9 @@ class Lane:
         pool: the connections.
         gate: whose phase it is.
         phase: named by its claimed status.
-        concurrency: the number of slots.
-        run: does the work of one held claim, and completes it.
+        concurrency: the number of slots: how many functions run at once. One that has ended leaves its slot to the
+            next claim, while its own end is being written.
+        run: does the work of one held claim, and returns how it ends unless it has settled it.
         in_batches: whether known rows are claimed many at once, rather than each by the conditional UPDATE alone.
         turn: shared by all lanes of the process.
         on_moved: told which rows a claim's end brought into a ready status.
@@ -52,7 +55,7 @@ class Lane:
         phase: str,
         *,
         concurrency: int,
-        run: Callable[[Claim[Any]], Awaitable[None]],
+        run: Callable[[Claim[Any]], Awaitable[Done | None]],
         in_batches: bool,
         turn: Turn,
         on_moved: Callable[[Iterable[Ready]], None],
@@ -61,6 +64,7 @@ class Lane:
         self.phase = phase
         self.running: dict[asyncio.Task[None], Claim[Any]] = {}
         self.seen_at = 0.0
+        self._working: set[Claim[Any]] = set()
         self._pool = pool
         self._concurrency = concurrency
         self._run = run
@@ -113,7 +117,8 @@ class Lane:
 
     @property
     def _free(self) -> int:
-        return self._concurrency - len(self.running)
+        ending = len(self.running) - len(self._working)
+        return min(self._concurrency - len(self._working), MOST_ENDING - ending)
 
     async def _claim_known(self) -> None:
         while self._known and self._free:
@@ -164,11 +169,13 @@ class Lane:
         observe.CLAIMS.labels(self.gate.table, self.phase, "lost").inc(lost)
 
     def _start(self, claim: Claim[Any], *, holds_turn: bool = False) -> None:
+        self._working.add(claim)
         task = asyncio.create_task(self._work(claim), name=f"{claim.label} {self.phase}")
         self.running[task] = claim
 
         def ended(task: asyncio.Task[None]) -> None:
             del self.running[task]
+            self._working.discard(claim)
             if holds_turn:
                 self._turn.taken = False
                 self._scan_now = True
@@ -180,7 +187,9 @@ class Lane:
         with structlog.contextvars.bound_contextvars(row=claim.label, phase=self.phase, attempt=claim.attempt):
             try:
                 async with claim.held():
-                    await self._guarded(claim)
+                    done = await self._guarded(claim)
+                    if not claim.settled:
+                        await finished(claim.settle(done or claim.done()))
             except asyncio.CancelledError:
                 log.info("interrupted")
             except LostClaim as lost:
@@ -194,13 +203,16 @@ class Lane:
             observe.OUTCOMES.labels(self.gate.table, self.phase, claim.outcome or "lost").inc()
             self._on_moved(claim.moved)
 
-    async def _guarded(self, claim: Claim[Any]) -> None:
+    async def _guarded(self, claim: Claim[Any]) -> Done | None:
         try:
-            await self._run(claim)
+            return await self._run(claim)
         except (Exception, asyncio.CancelledError, GeneratorExit):
             raise
         except BaseException as error:
             raise RuntimeError(f"the handler raised {error!r}, which would have ended the worker") from error
+        finally:
+            self._working.discard(claim)
+            self._wake.set()
 
     def cut(self) -> None:
         """Cancel what runs, because the worker is stopping: its rows go back uncharged."""

@@ -99,12 +99,12 @@ class Phase:
         return status
 
 
-_NAME = re.compile(r"[a-z_][a-z0-9_]*")
+NAME = re.compile(r"[a-z_][a-z0-9_]*")
 _STATUS = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def checked_name(name: LiteralString) -> LiteralString:
-    if not _NAME.fullmatch(name):
+    if not NAME.fullmatch(name):
         raise ConfigurationError(f"{name!r} is not a plain lower-case SQL name")
     return name
 

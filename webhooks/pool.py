@@ -9,7 +9,7 @@ import socket
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 from psycopg import AsyncConnection
 from psycopg.conninfo import conninfo_to_dict
@@ -18,9 +18,11 @@ from psycopg_pool import AsyncConnectionPool
 
 from webhooks.db import BLOCK, Connection, Transaction, draw, transaction
 from webhooks.embedded import embedded
+from webhooks.marks import Marks
 from webhooks.outcome import Backoff
 from webhooks.renewer import Renewer, connector
 from webhooks.settings import Settings
+from webhooks.settling import Settling
 
 MOST_CONNECTIONS = 16
 
@@ -53,6 +55,8 @@ class Pool:
         process: this process's name in `claimed_by`: host, pid and four random bytes.
         backoff: the wait between charged attempts.
         renewer: keeps the leases of this process's claims alive.
+        settling: writes the ends of its claims.
+        marks: where its last looks through the queues ended.
     """
 
     def __init__(self, url: str, settings: Settings) -> None:
@@ -78,6 +82,8 @@ class Pool:
             timeout=3,
             reconnect_timeout=10,
         )
+        self.settling = Settling(self)
+        self.marks = Marks()
         self._fence = 0
         self._fences_left = 0
 
@@ -106,19 +112,23 @@ class Pool:
             yield pool
         finally:
             try:
+                await pool.settling.stop()
                 await pool.renewer.stop()
             finally:
                 await pool.connections.close()
 
     @asynccontextmanager
-    async def transaction(self) -> AsyncGenerator[Transaction]:
+    async def transaction(self, limits: LiteralString = "") -> AsyncGenerator[Transaction]:
         """Open a transaction of ours on a connection of the pool.
+
+        Args:
+            limits: further `SET LOCAL` statements, each after a semicolon.
 
         Raises:
             psycopg_pool.PoolTimeout: no connection was free, or none could be made, within three seconds.
             psycopg.Error: the database refused a statement or went away.
         """
-        async with self.connection() as connection, transaction(connection) as tx:
+        async with self.connection() as connection, transaction(connection, limits) as tx:
             yield tx
 
     @asynccontextmanager

@@ -12,6 +12,7 @@ import json
 import time
 from collections.abc import Callable, Mapping, Sequence
 from contextlib import suppress
+from secrets import token_bytes
 from typing import Any
 
 import structlog
@@ -26,6 +27,8 @@ from webhooks.accept import Accepter
 from webhooks.delivery import Delivery, Headers
 from webhooks.errors import Refused, Unavailable
 from webhooks.sources import Source
+from webhooks.tunnel.probe import answer as probe_answer
+from webhooks.tunnel.probe import is_probe
 
 log = structlog.get_logger(__name__)
 
@@ -61,6 +64,7 @@ class Receiver:
         self._accepter = accepter
         self._max_body_bytes = max_body_bytes
         self._now = now
+        self._probe_key = token_bytes(32)
         other = Starlette(
             routes=[Route("/healthz", _healthz)], exception_handlers={404: _not_found, 405: _wrong_method}
         )
@@ -107,6 +111,8 @@ class Receiver:
             observe.REJECTIONS.labels(name, refused.cause).inc()
             log.info("refused", source=name, cause=refused.cause, bytes=len(body))
             return self._counted(name, 401, {"error": refused.cause})
+        if is_probe(body):
+            return self._counted(name, 200, {"status": "answered", "probe": probe_answer(self._probe_key, body)})
         if source.answered(headers, body):
             return self._counted(name, 200, {"status": "answered"})
         delivery = Delivery(name, source.dedup_key(headers, body), source.keep(headers), body)

@@ -31,6 +31,8 @@ OF_A_DELIVERY = (
     "parked_on",
     "parked_since",
     "moved_rows",
+    "pruned_at",
+    "headers_pruned_at",
 )
 
 

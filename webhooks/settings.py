@@ -15,13 +15,44 @@ from datetime import timedelta
 from pathlib import Path
 from typing import Annotated, Literal
 
-from pydantic import Field, ValidationError
+from pydantic import BeforeValidator, Field, ValidationError
+from pydantic_core import PydanticCustomError
 from pydantic_settings import BaseSettings, SettingsConfigDict
 
 from webhooks.errors import ConfigurationError
 
 Seconds = Annotated[float, Field(gt=0, le=86_400, allow_inf_nan=False)]
 Count = Annotated[int, Field(ge=1, le=10_000)]
+
+_DURATION = re.compile(r"([0-9]{1,6})\s*([smhdw])")
+_UNITS = {"s": "seconds", "m": "minutes", "h": "hours", "d": "days", "w": "weeks"}
+_LONGEST = timedelta(days=36_500)
+
+
+def duration(text: str) -> timedelta:
+    """Read `45s`, `90m`, `12h`, `30d` or `2w`.
+
+    Raises:
+        ValueError: it is none of these, or nothing at all long.
+    """
+    found = _DURATION.fullmatch(text.strip().lower())
+    length = timedelta(**{_UNITS[found[2]]: int(found[1])}) if found else timedelta(0)
+    if not timedelta(0) < length <= _LONGEST:
+        raise ValueError(f"write 90m, 12h, 30d or 2w, not {text!r}")
+    return length
+
+
+def _age(value: object) -> object:
+    if not isinstance(value, str):
+        return value
+    try:
+        return None if value.strip().lower() == "off" else duration(value)
+    except ValueError:
+        raise PydanticCustomError("age", "write 90m, 12h, 30d, 2w, or off for ever") from None
+
+
+Age = Annotated[timedelta | None, BeforeValidator(_age)]
+"""How long something is kept; None: for ever."""
 
 
 class Settings(BaseSettings):
@@ -81,6 +112,34 @@ class Settings(BaseSettings):
         ge=1,
         le=256,
         description="The largest body accepted, in MiB; past it the answer is 413.",
+    )
+    unverified_mib: int = Field(
+        default=256,
+        validation_alias="WEBHOOKS_UNVERIFIED_MIB",
+        ge=1,
+        le=65_536,
+        description="Memory, in MiB, for all bodies that are being read and not yet verified; past it, long ones get 503.",
+    )
+    rejections_kept: int = Field(
+        default=1000,
+        validation_alias="WEBHOOKS_REJECTIONS_KEPT",
+        ge=0,
+        le=100_000,
+        description="Refused requests kept for `webhooks rejections`, at most; 0 keeps none.",
+    )
+    rejections_mib: int = Field(
+        default=64,
+        validation_alias="WEBHOOKS_REJECTIONS_MIB",
+        ge=1,
+        le=65_536,
+        description="Their bodies and headers, in MiB, at most.",
+    )
+    rejections_days: int = Field(
+        default=7,
+        validation_alias="WEBHOOKS_REJECTIONS_DAYS",
+        ge=1,
+        le=3650,
+        description="Days after which a refused request is forgotten.",
     )
     lease_s: Seconds = Field(
         default=60,
@@ -145,6 +204,83 @@ class Settings(BaseSettings):
         description="What those are signed with: `whsec_` and base64.",
     )
 
+    github_token: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_GITHUB_TOKEN",
+        repr=False,
+        description="Reads GitHub's delivery log, asks for redeliveries and registers hooks (`admin:repo_hook`).",
+    )
+    github_api: str = Field(
+        default="https://api.github.com",
+        validation_alias="GITHUB_API",
+        pattern=r"^https?://[^\s/]",
+        description="Where GitHub's REST API is.",
+    )
+    github_app_id: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_GITHUB_APP_ID",
+        pattern=r"^[A-Za-z0-9._-]+$",
+        description="The GitHub App whose own delivery log `reconcile github --app` reads: its id or client id.",
+    )
+    github_app_key_file: Path | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_GITHUB_APP_KEY_FILE",
+        description="The file with that app's private key (PEM).",
+    )
+    shortcut_token: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_SHORTCUT_TOKEN",
+        repr=False,
+        description="Reads stories and their history, and registers hooks.",
+    )
+    shortcut_api: str = Field(
+        default="https://api.app.shortcut.com/api/v3",
+        validation_alias="SHORTCUT_API",
+        pattern=r"^https?://[^\s/]",
+        description="Where Shortcut's REST API v3 is.",
+    )
+    reconcile_github: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_RECONCILE_GITHUB",
+        description="What `serve --reconcile-every` looks after: `OWNER/NAME:HOOK`, `org:ORG:HOOK`, `app`, by commas.",
+    )
+    reconcile_shortcut: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_RECONCILE_SHORTCUT",
+        description="`on`, or the source's name where there are several: `serve --reconcile-every` reads histories.",
+    )
+
+    prune_every_s: Annotated[float, Field(ge=1, le=604_800, allow_inf_nan=False)] | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_PRUNE_EVERY_S",
+        description="Seconds between two prunings by `serve` or `work`; without it only `webhooks prune` removes.",
+    )
+    keep_bodies: Age = Field(
+        default=timedelta(days=30),
+        validation_alias="WEBHOOKS_KEEP_BODIES",
+        description="How long the bodies of finished deliveries are kept, such as `30d`; `off` for ever.",
+    )
+    keep_headers: Age = Field(
+        default=timedelta(days=30),
+        validation_alias="WEBHOOKS_KEEP_HEADERS",
+        description="The same for their headers.",
+    )
+    keep_keys: Age = Field(
+        default=timedelta(days=90),
+        validation_alias="WEBHOOKS_KEEP_KEYS",
+        description="How long finished deliveries are kept at all: by its key a late copy is known.",
+    )
+    keep_attempts: Age = Field(
+        default=timedelta(days=90),
+        validation_alias="WEBHOOKS_KEEP_ATTEMPTS",
+        description="How long attempts, heartbeat runs and notifications that have ended are kept.",
+    )
+    keep_effects: Age = Field(
+        default=timedelta(days=90),
+        validation_alias="WEBHOOKS_KEEP_EFFECTS",
+        description="How long effects are kept that no attempt can need any more.",
+    )
+
     @classmethod
     def load(cls) -> Settings:
         """Read the environment. An empty variable counts as unset.
@@ -167,6 +303,11 @@ class Settings(BaseSettings):
     def max_body_bytes(self) -> int:
         """The largest body accepted, in bytes."""
         return self.max_body_mib * 1024 * 1024
+
+    @property
+    def unverified_bytes(self) -> int:
+        """Memory for bodies that are not yet verified, in bytes; one body of the largest size always fits."""
+        return max(self.unverified_mib * 1024 * 1024, self.max_body_bytes)
 
     @property
     def control_host_names(self) -> frozenset[str]:
@@ -212,6 +353,22 @@ def secret_variable(source: str) -> str:
     return f"WEBHOOKS_SECRET_{source.upper().replace('-', '_')}"
 
 
+def keep_keys_for(source: str, settings: Settings) -> timedelta | None:
+    """Return how long the deliveries of a source are kept, None for ever: `WEBHOOKS_KEEP_KEYS_<SOURCE>`, or as all are.
+
+    Raises:
+        ConfigurationError: the variable cannot be read.
+    """
+    variable = f"WEBHOOKS_KEEP_KEYS_{source.upper().replace('-', '_')}"
+    given = os.environ.get(variable)
+    if not given:
+        return settings.keep_keys
+    try:
+        return None if given.strip().lower() == "off" else duration(given)
+    except ValueError:
+        raise ConfigurationError(f"{variable}: write 90m, 12h, 30d, 2w, or off for ever, not {given!r}") from None
+
+
 def dev_secrets(home: Path, source: str, kind: Literal["text", "whsec"] = "text") -> tuple[str, ...]:
     """Return the secret that `serve --dev` uses for a source without one, made on first use and kept.
 
@@ -239,6 +396,26 @@ def dev_secrets(home: Path, source: str, kind: Literal["text", "whsec"] = "text"
     except OSError as error:
         raise ConfigurationError(f"cannot keep a secret in {kept}: {error.strerror}") from None
     return (_read_secret("the secret of --dev", kept),)
+
+
+def secrets_found(home: Path, source: str) -> tuple[str, ...]:
+    """Return the secrets of a source as a `serve` of this directory has them; none where there is none.
+
+    Those of its variable, else the one that `serve --dev` made in `home`; nothing is made here.
+
+    Raises:
+        ConfigurationError: what is set cannot be used.
+    """
+    return secrets_for(source) or (dev_secrets(home, source) if (home / "secrets" / source).exists() else ())
+
+
+def previous_secrets(source: str) -> tuple[str, ...]:
+    """Return the secrets that a source had before, from `WEBHOOKS_SECRET_<SOURCE>_PREVIOUS`, separated by commas.
+
+    Nothing is accepted with them: they only explain why a request was refused.
+    """
+    listed = os.environ.get(f"{secret_variable(source)}_PREVIOUS", "")
+    return tuple(part for part in (part.strip() for part in listed.split(",")) if part)
 
 
 def _new_secret(kind: Literal["text", "whsec"]) -> str:

@@ -16,7 +16,7 @@ from typing import LiteralString, TypeAlias
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal, Placeholder
 
 from webhooks.db import clean, compose, named, table
-from webhooks.phase import Key, Phase
+from webhooks.phase import NAME, Key, Phase
 
 Which: TypeAlias = OneOf["any", "fresh", "tried", "last chance"]
 """Which rows of a ready status a claim may take. A row that was tried before is taken alone, so that one which kills
@@ -47,20 +47,18 @@ RECORD_ATTEMPT = compose(
     "INSERT INTO {attempts} (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)\n"
     "VALUES (%(claim_seq)s, %(table)s, %(key)s, %(phase)s, %(visit)s, %(attempt)s, %(claimed_by)s, %(claimed_at)s)"
 )
-# A claim ends when its row is let go: the next one may begin before this line is written.
 CLOSE_ATTEMPT = compose(
-    "UPDATE {attempts} SET ended_at = coalesce(%(ended_at)s::timestamptz, statement_timestamp()),\n"
-    "    outcome = %(outcome)s, error = %(error)s\n"
+    "UPDATE {attempts} SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s\n"
     "WHERE claim_seq = %(claim_seq)s AND ended_at IS NULL"
 )
 READ_ATTEMPT = compose("SELECT outcome FROM {attempts} WHERE claim_seq = %(claim_seq)s")
 WAKE_PARKED = compose(
     "WITH parked AS MATERIALIZED (\n"
-    "    SELECT id FROM {deliveries} WHERE parked_on = %(parked_on)s AND status = 'received'\n"
+    "    SELECT id FROM {deliveries} WHERE parked_on = ANY(%(rows)s) AND status = 'received'\n"
     "    FOR NO KEY UPDATE SKIP LOCKED\n"
     ")\n"
     "UPDATE {deliveries} AS t SET not_before = statement_timestamp()\n"
-    "FROM parked WHERE t.id = parked.id AND t.status = 'received' RETURNING t.id"
+    "FROM parked WHERE t.id = parked.id AND t.status = 'received' RETURNING t.id, t.parked_on"
 )
 RECORD_DECISION = compose(
     "INSERT INTO {decisions} (table_name, key, decision, decided_by, reason)\n"
@@ -71,6 +69,12 @@ RECORD_DECISION = compose(
 def column_params(columns: Mapping[str, object]) -> dict[str, object]:
     """Return the parameters `set_<column>` of columns to write; text is rid of what PostgreSQL cannot store."""
     return {f"set_{column}": clean(value) if isinstance(value, str) else value for column, value in columns.items()}
+
+
+def _plain(order_by: LiteralString) -> tuple[LiteralString, ...]:
+    """Return the columns of an ascending order, none where it is anything else."""
+    columns = tuple(part.strip() for part in order_by.split(","))
+    return columns if all(NAME.fullmatch(column) for column in columns) else ()
 
 
 class Statements:
@@ -97,6 +101,7 @@ class Statements:
         self.key = key
         self.columns = SQL(", ").join(map(Identifier, columns)) if columns else SQL("*")
         self.order_by = SQL(order_by)
+        self.marks = _plain(order_by)
         self.escalated = Literal(escalated)
         self.is_key = SQL(" AND ").join(
             SQL(column) + SQL(" = %(") + SQL(param) + SQL(")s")
@@ -158,7 +163,13 @@ class Statements:
 
     @lru_cache(maxsize=256)  # noqa: B019 - gates live as long as the process
     def claim_next(
-        self, phase: Phase, which: Which = "any", equal: tuple[str, ...] = (), due_by: bool = False, known: bool = False
+        self,
+        phase: Phase,
+        which: Which = "any",
+        equal: tuple[str, ...] = (),
+        due_by: bool = False,
+        known: bool = False,
+        marked: bool = False,
     ) -> bytes:
         """Claim the next `limit` rows nobody else is claiming, in order, and write their lines in `attempts`.
 
@@ -168,6 +179,7 @@ class Statements:
             equal: columns that must equal the parameters `equal_<column>`.
             due_by: whether a row must have been due at the parameter `due_by`.
             known: whether only the rows in the key lists may be taken.
+            marked: whether to begin at the parameters `mark_0`, `mark_1`, … rather than at the front.
         """
         return compose(
             "WITH due AS MATERIALIZED (\n"
@@ -186,18 +198,31 @@ class Statements:
             "    SELECT claim_seq, %(table)s, {key_text}, {claimed}, visit, attempt_count, claimed_by, claimed_at\n"
             "    FROM claimed\n"
             ")\n"
-            "SELECT {columns} FROM claimed",
+            "SELECT {columns}{marks} FROM claimed",
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
-            guards=self._guards(which, equal, due_by, known),
+            guards=self._guards(which, equal, due_by, known) + self._from_mark(marked),
             order_by=self.order_by,
             claimed=Literal(phase.claimed),
             take=self._take(phase),
             same_key=self.same_key("t", "placed"),
             key_text=self.key_text,
             columns=self.columns,
+            marks=Composed(
+                [SQL(", {}::text AS {}").format(SQL(column), Identifier(name)) for column, name in self._named_marks()]
+            ),
         )
+
+    def _named_marks(self) -> list[tuple[LiteralString, str]]:
+        return [(column, f"mark_{place}") for place, column in enumerate(self.marks)]
+
+    def _from_mark(self, marked: bool) -> Composed:
+        if not marked:
+            return Composed([])
+        columns, names = zip(*self._named_marks(), strict=True)
+        mark = SQL(", ").join(map(Placeholder, names))
+        return SQL(" AND ({}) >= ({})").format(SQL(", ").join(map(SQL, columns)), mark)
 
     def _guards(self, which: Which, equal: tuple[str, ...], due_by: bool, known: bool) -> Composed:
         guards: list[Composable] = [named(GUARDS[which])]
@@ -264,12 +289,26 @@ class Statements:
     @lru_cache(maxsize=256)  # noqa: B019
     def complete(self, phase: Phase, to: str, columns: tuple[str, ...], entered: Phase | None) -> bytes:
         """Move our row to its done status; entering another phase's ready status starts a new visit."""
-        return compose(
-            "UPDATE {table} SET status = {to}, {move}\nWHERE {fence}\nRETURNING statement_timestamp() AS ended_at",
+        moving = named(
+            "UPDATE {table} SET status = {to}, {move}\nWHERE {fence}\nRETURNING status",
             table=self.table,
             to=Literal(to),
             move=self._move(columns, entered),
             fence=self.fence(phase),
+        )
+        return self._closing(moving)
+
+    def _closing(self, moving: Composable, *more: Composable) -> bytes:
+        """Compose a statement that ends our claim so that it closes its line in `attempts`, if the row was ours."""
+        return compose(
+            "WITH moved AS (\n{moving}\n), closed AS (\n"
+            "    UPDATE {attempts} AS a\n"
+            "    SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s\n"
+            "    FROM moved WHERE a.claim_seq = %(claim_seq)s AND a.ended_at IS NULL\n"
+            "){more}\n"
+            "SELECT status FROM moved",
+            moving=moving,
+            more=Composed([SQL(", {}").format(part) for part in more]),
         )
 
     def _move(self, columns: tuple[str, ...], entered: Phase | None) -> Composable:
@@ -288,8 +327,7 @@ class Statements:
         """Put our row back where it was claimed from, or escalate it when its attempts are used up."""
         own = [SQL("{} = {}, ").format(Identifier(column), Placeholder("set_" + column)) for column in columns]
         escalates = SQL("(%(escalate)s OR attempt_count - %(refund)s >= max_attempts)")
-        answer = SQL("status, statement_timestamp() AS ended_at")
-        release = named(
+        moving = named(
             "UPDATE {table} SET status = CASE WHEN {escalates} THEN {escalated} ELSE {ready} END,\n"
             "    claimed_from = CASE WHEN {escalates} THEN {ready} END,\n"
             "    attempt_count = greatest(attempt_count - %(refund)s, 0),\n"
@@ -304,9 +342,9 @@ class Statements:
             own=Composed(own),
             cleared=CLEARED,
             fence=self.fence(phase),
-            returned=SQL("{}, status, attempt_count, last_error").format(self.key_list) if notify else answer,
+            returned=SQL("{}, status, attempt_count, last_error").format(self.key_list) if notify else SQL("status"),
         )
-        return self._told(phase, release, answer) if notify else release.as_bytes(None)
+        return self._closing(moving, *([self._notified(phase, "moved")] if notify else []))
 
     def _told(self, phase: Phase, moving: Composable, answer: Composable) -> bytes:
         """Compose a statement that may escalate so that it tells of it, in the same breath."""

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import random
-from collections.abc import AsyncGenerator, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any
@@ -15,7 +15,9 @@ from psycopg_pool import PoolTimeout
 
 from webhooks.claim import Claim
 from webhooks.db import finished
+from webhooks.marks import Mark
 from webhooks.owned import Owned
+from webhooks.phase import Phase
 from webhooks.pool import Pool
 from webhooks.renewer import boottime
 from webhooks.statements import RECORD_ATTEMPT, Which
@@ -37,19 +39,17 @@ async def take(pool: Pool, owned: Owned, key: object, claimed_by: str | None) ->
         columns = await cursor.fetchone()
         if columns is None:
             raise RuntimeError("the claim's UPDATE returned no row")
-        await tx.execute(
-            RECORD_ATTEMPT,
-            {
-                "claim_seq": fence,
-                "table": owned.table,
-                "key": owned.key.text(key),
-                "phase": owned.phase.claimed,
-                "visit": columns["visit"],
-                "attempt": columns["attempt_count"],
-                "claimed_by": columns["claimed_by"],
-                "claimed_at": columns["claimed_at"],
-            },
-        )
+        attempt = {
+            "claim_seq": fence,
+            "table": owned.table,
+            "key": owned.key.text(key),
+            "phase": owned.phase.claimed,
+            "visit": columns["visit"],
+            "attempt": columns["attempt_count"],
+            "claimed_by": columns["claimed_by"],
+            "claimed_at": columns["claimed_at"],
+        }
+        await tx.finish((RECORD_ATTEMPT, attempt))
         return Claim[Any](pool, owned, columns, asked_at)
     return None
 
@@ -68,27 +68,58 @@ async def take_next(
     if None in equal.values():
         raise ValueError("claim_next compares with =, which None never equals")
     wanted = (owned.phase, which, tuple(equal), due_by is not None, keys is not None)
-    statement = owned.statements.claim_next(*wanted)
     params: dict[str, object] = {
         "table": owned.table,
         "claimed_by": claimed_by or pool.process,
         "lease": owned.lease,
-        "limit": limit,
         "due_by": due_by,
         **{f"equal_{column}": value for column, value in equal.items()},
         **({} if keys is None else owned.key.lists(list(keys))),
     }
+    queue = None if keys is not None else (owned.table, owned.phase.claimed, which, due_by, *equal.items())
+    mark = None if queue is None else pool.marks.of(queue)
     try:
-        async with _given_back(pool, owned, limit) as given_back, pool.transaction() as tx:
-            params["fence"] = given_back.fence = await pool.fences(tx, limit)
-            asked_at = boottime()
-            rows = await (await tx.execute(statement, params)).fetchall()
-            return [Claim[Any](pool, owned, row, asked_at) for row in rows]
+        claims: list[Claim[Any]] = []
+        if mark is not None:
+            claims = await _claim_next(pool, owned, wanted, params, limit, queue, mark)
+        if mark is None or len(claims) < limit:
+            try:
+                claims += await _claim_next(pool, owned, wanted, params, limit - len(claims), queue, None)
+            except BaseException:
+                await _give_all_back(pool, owned, claims)
+                raise
+        return claims
     except psycopg.OperationalError:
         raise
     except psycopg.Error as error:
         log.warning("a row refuses to be claimed, each is tried by itself", table=owned.table, error=str(error).strip())
-        return await _take_singly(pool, owned, limit, owned.statements.waiting(*wanted), params, claimed_by)
+        waiting = owned.statements.waiting(*wanted)
+        return await _take_singly(pool, owned, limit, waiting, params, claimed_by)
+
+
+async def _claim_next(
+    pool: Pool,
+    owned: Owned,
+    wanted: tuple[Phase, Which, tuple[str, ...], bool, bool],
+    params: Mapping[str, object],
+    limit: int,
+    queue: Hashable | None,
+    mark: Mark | None,
+) -> list[Claim[Any]]:
+    """Claim up to `limit` rows in one statement, beginning at the mark, and remember where it ended."""
+    statement = owned.statements.claim_next(*wanted, marked=mark is not None)
+    marks = {f"mark_{place}": value for place, value in enumerate(mark or ())}
+    async with _given_back(pool, owned, limit) as given_back, pool.transaction() as tx:
+        fence = given_back.fence = await pool.fences(tx, limit)
+        asked_at = boottime()
+        [cursor] = await tx.finish((statement, {**params, **marks, "limit": limit, "fence": fence}))
+        rows = await cursor.fetchall()
+        ended_at = [[row.pop(f"mark_{place}") for place in range(len(owned.statements.marks))] for row in rows]
+        if queue is not None and rows:
+            last = max(range(len(rows)), key=lambda place: rows[place]["claim_seq"])
+            if ended_at[last] and None not in ended_at[last]:
+                pool.marks.set(queue, tuple(ended_at[last]))
+        return [Claim[Any](pool, owned, row, asked_at) for row in rows]
     return []
 
 
@@ -113,11 +144,15 @@ async def _take_singly(
                 continue
             claims += [] if claim is None else [claim]
     except BaseException:
-        for claim in claims:
-            with suppress(psycopg.Error, TimeoutError):
-                await finished(_give_back(pool, owned, claim.claim_seq, 1), GIVE_BACK_WITHIN_S)
+        await _give_all_back(pool, owned, claims)
         raise
     return claims
+
+
+async def _give_all_back(pool: Pool, owned: Owned, claims: Sequence[Claim[Any]]) -> None:
+    for claim in claims:
+        with suppress(psycopg.Error, TimeoutError):
+            await finished(_give_back(pool, owned, claim.claim_seq, 1), GIVE_BACK_WITHIN_S)
 
 
 @asynccontextmanager

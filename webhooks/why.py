@@ -194,6 +194,9 @@ def _delivery(row: dict[str, Any], parts: Sequence[dict[str, Any]]) -> Iterator[
     yield Moment(row["received_at"], "delivery", f"{row['origin']} from {_named(row)}{part}{again}")
     if row["parked_on"] is not None:
         yield Moment(row["parked_since"], "delivery", f"parked on {row['parked_on']}: {row['reason']}")
+    for what, at in (("body was", row["pruned_at"]), ("headers were", row["headers_pruned_at"])):
+        if at is not None:
+            yield Moment(at, "delivery", f"its {what} pruned, so it cannot be run again")
     for each in parts:
         yield Moment(each["received_at"], "delivery", f"split: delivery {each['id']} is its {each['event']}")
 

@@ -13,12 +13,12 @@ from webhooks.apply import apply
 from webhooks.bell import Bell
 from webhooks.claim import Claim
 from webhooks.consumer import Consumer
-from webhooks.db import Ready, ended, finished
+from webhooks.db import Ready, ended
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
 from webhooks.lane import Lane, Turn
 from webhooks.notify import check_settings, notifications, notify
-from webhooks.phase import Phase
+from webhooks.phase import Done, Phase
 from webhooks.pool import Pool
 
 log = structlog.get_logger(__name__)
@@ -160,14 +160,12 @@ async def _ended(tasks: set[asyncio.Task[None]], within_s: float, hurry: asyncio
 
 
 def _runs(phase: Phase) -> Any:
-    """Return how a claim of this phase is run: its function, then the fenced UPDATE."""
+    """Return how a claim of this phase is run."""
     function = phase.function
 
-    async def run(claim: Claim[Any]) -> None:
+    async def run(claim: Claim[Any]) -> Done | None:
         if function is None:
             raise RuntimeError(f"phase {phase.claimed} has no function")
-        done = await function(claim.row, claim)
-        if not claim.settled:
-            await finished(claim.settle(done or claim.done()))
+        return await function(claim.row, claim)
 
     return run

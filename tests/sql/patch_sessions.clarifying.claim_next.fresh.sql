@@ -16,4 +16,4 @@ WITH due AS MATERIALIZED (
     SELECT claim_seq, %(table)s, sc_id::text, 'clarifying', visit, attempt_count, claimed_by, claimed_at
     FROM claimed
 )
-SELECT "sc_id", "title", "story_url", "question", "answer", "patch", "base_commit", "opened_at", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at" FROM claimed
+SELECT "sc_id", "title", "story_url", "question", "answer", "patch", "base_commit", "opened_at", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", not_before::text AS "mark_0", sc_id::text AS "mark_1" FROM claimed

@@ -6,9 +6,13 @@ UPDATE patch_sessions SET status = CASE WHEN (%(escalate)s OR attempt_count - %(
     claimed_by = NULL, claimed_at = NULL, lease_until = NULL
 WHERE sc_id = %(key)s AND status = 'drafting' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL
 RETURNING sc_id, status, attempt_count, last_error
+), closed AS (
+    UPDATE attempts AS a
+    SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s
+    FROM moved WHERE a.claim_seq = %(claim_seq)s AND a.ended_at IS NULL
 ), notified AS (
     INSERT INTO notifications (table_name, key, phase, attempts_made, reason, status, max_attempts)
     SELECT 'patch_sessions', sc_id::text, 'drafting', attempt_count, last_error, 'pending', 20
     FROM moved WHERE status = 'escalated'
 )
-SELECT status, statement_timestamp() AS ended_at FROM moved
+SELECT status FROM moved

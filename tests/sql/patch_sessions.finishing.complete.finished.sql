@@ -1,3 +1,10 @@
+WITH moved AS (
 UPDATE patch_sessions SET status = 'finished', claimed_by = NULL, claimed_at = NULL, lease_until = NULL, claimed_from = NULL, last_error = NULL, not_before = statement_timestamp()
 WHERE sc_id = %(key)s AND status = 'finishing' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL
-RETURNING statement_timestamp() AS ended_at
+RETURNING status
+), closed AS (
+    UPDATE attempts AS a
+    SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s
+    FROM moved WHERE a.claim_seq = %(claim_seq)s AND a.ended_at IS NULL
+)
+SELECT status FROM moved

@@ -78,6 +78,8 @@ def deliveries(
     row = run(_one(settings, id))
     if row is None:
         raise click.ClickException(f"there is no delivery {id}")
+    if body_only and row["body"] is None:
+        raise click.ClickException(f"the body of delivery {id} was pruned on {_time(row['pruned_at'])}")
     if body_only:
         sys.stdout.buffer.write(row["body"])
     elif as_text:
@@ -149,9 +151,13 @@ def _print_one(row: dict[str, Any]) -> None:
         error = f": {attempt['error']}" if attempt["error"] else ""
         by = f"{_time(attempt['claimed_at'])} by {attempt['claimed_by']}"
         click.echo(printable(f"{'attempt':>12}  {attempt['attempt']}, {by}: {ended}{error}"))
-    click.echo("\nheaders")
+    when = row["headers_pruned_at"]
+    click.echo("\nheaders" if when is None else f"\nheaders were pruned on {_time(when)}")
     for name, value in headers:
         click.echo(f"  {printable(name)}: {printable(value)}")
+    if row["body"] is None:
+        click.echo(f"\nthe body was pruned on {_time(row['pruned_at'])}")
+        return
     click.echo(f"\nbody, {len(row['body'])} bytes")
     lines = printable(readable(headers, row["body"])).splitlines()
     for line in lines[:MOST_LINES]:

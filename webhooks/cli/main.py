@@ -14,6 +14,7 @@ from webhooks.cli.app import app_of_context, app_option, examples, told
 from webhooks.cli.deliveries import deliveries
 from webhooks.cli.escalations import escalations, resolve, retry
 from webhooks.cli.migrate import migrate
+from webhooks.cli.prune import prune
 from webhooks.cli.serve import serve, work
 from webhooks.cli.status import status
 from webhooks.cli.trigger import trigger
@@ -75,7 +76,7 @@ def cli(app: str) -> None:
     configure_logging(level=logging.WARNING)
 
 
-for command in (serve, work, migrate, status, deliveries, trigger, why, verify, escalations, retry, resolve):
+for command in (prune, serve, work, migrate, status, deliveries, trigger, why, verify, escalations, retry, resolve):
     cli.add_command(command)
 
 

@@ -17,9 +17,16 @@ from webhooks.observe import configure_logging
 from webhooks.samples import names
 from webhooks.serve.process import LOOPBACK, Options, Running, run
 from webhooks.serve.reload import run_reloading
-from webhooks.settings import Settings
+from webhooks.settings import Settings, duration
 
 PORT = click.IntRange(0, 65_535)
+
+
+def _read_every(ctx: click.Context, param: click.Parameter, value: str | None) -> float | None:
+    try:
+        return None if value is None else duration(value).total_seconds()
+    except ValueError as error:
+        raise click.BadParameter(str(error), ctx, param) from None
 
 
 @click.command(
@@ -35,6 +42,7 @@ PORT = click.IntRange(0, 65_535)
 @click.option("--control-host", default=LOOPBACK, show_default=True, help="Where the control plane listens.")
 @click.option("--control-port", type=PORT, default=3100, show_default=True, help="Its port; 0 takes any free one.")
 @click.option("--worker/--no-worker", default=True, help="Run a worker in this process, or leave it to webhooks work.")
+@click.option("--prune-every", callback=_read_every, help="Prune again and again: 1h, 12h; WEBHOOKS_PRUNE_EVERY_S.")
 @click.option("--reload", is_flag=True, help="Start again whenever a Python file of the working directory changes.")
 def serve(
     app: str,
@@ -44,6 +52,7 @@ def serve(
     control_host: str,
     control_port: int,
     worker: bool,
+    prune_every: float | None,
     reload: bool,
 ) -> None:
     """Run the receiver, the control plane and a worker.
@@ -53,7 +62,7 @@ def serve(
     """
     _configure()
     if reload:
-        _reload(app, dev, host, port, control_host, control_port, worker)
+        _reload(app, dev, host, port, control_host, control_port, worker, prune_every)
     options = Options(
         app=app,
         dev=dev,
@@ -62,6 +71,7 @@ def serve(
         control_host=control_host,
         control_port=control_port,
         worker=worker,
+        prune_every_s=prune_every,
     )
     run(options, announce)
 
@@ -83,12 +93,22 @@ def _configure() -> None:
     configure_logging(level=logging.getLevelNamesMapping()[Settings.load().log_level.upper()])
 
 
-def _reload(app: str, dev: bool, host: str, port: int, control_host: str, control_port: int, worker: bool) -> None:
+def _reload(
+    app: str,
+    dev: bool,
+    host: str,
+    port: int,
+    control_host: str,
+    control_port: int,
+    worker: bool,
+    prune_every: float | None,
+) -> None:
     if not port or not control_port:
         raise click.UsageError("--reload needs fixed ports: a new start would take others")
     arguments = ["serve", "--app", app, "--host", host, "--port", str(port)]
     arguments += ["--control-host", control_host, "--control-port", str(control_port)]
     arguments += [*(["--dev"] if dev else []), "--worker" if worker else "--no-worker"]
+    arguments += ["--prune-every", f"{prune_every:.0f}s"] if prune_every is not None else []
     sys.exit(run_reloading(arguments, Path.cwd(), lambda text: click.echo(f"reload: {text}", err=True)))
 
 

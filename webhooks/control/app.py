@@ -18,6 +18,7 @@ from webhooks import deliveries, observe
 from webhooks.consumer import Consumer
 from webhooks.control.checks import Checks
 from webhooks.control.decisions import Decisions
+from webhooks.control.feed import Feed
 from webhooks.control.health import OK, Process, checks
 from webhooks.control.metrics import show
 from webhooks.db import Transaction
@@ -31,11 +32,15 @@ class Control:
     Args:
         process: what runs in it.
         consumer: whose gates are counted, and whose `routes` are served beside ours.
+
+    Attributes:
+        feed: to be told of accepts, and to be stopped before the server is.
     """
 
     def __init__(self, process: Process, consumer: Consumer) -> None:
         self._process = process
         self._consumer = consumer
+        self.feed = Feed(process.asker.pool, consumer)
 
     def app(self, hosts: Collection[str] = ()) -> Starlette:
         """Make the ASGI application.
@@ -52,6 +57,7 @@ class Control:
             Route("/api/deliveries", self.deliveries),
             Route("/api/deliveries/{id:int}", self.delivery),
             *Decisions(self._process, self._consumer).routes(),
+            *self.feed.routes(),
             *self._consumer.routes,
         ]
         allowed = {*hosts, *settings.control_host_names}

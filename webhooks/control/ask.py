@@ -1,10 +1,10 @@
-"""Questions to the database that nobody waits for longer than two seconds, however the database fares."""
+"""Questions to the database that nobody waits for longer than a set time, however the database fares."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable
-from typing import TypeVar
+from typing import LiteralString, TypeVar
 
 from webhooks.db import Connection, Transaction, transaction
 from webhooks.errors import Unavailable
@@ -22,10 +22,14 @@ class Asker:
 
     Args:
         pool: whose address and settings the connection takes.
+        within_s: how long a question may take in seconds, waiting for its turn included.
+        limit: the statement that keeps the database to that.
     """
 
-    def __init__(self, pool: Pool) -> None:
+    def __init__(self, pool: Pool, within_s: float = WITHIN_S, limit: LiteralString = LIMIT) -> None:
         self.pool = pool
+        self._within_s = within_s
+        self._limit: LiteralString = limit
         self._wire = Wire(pool)
         self._turn = asyncio.Lock()
 
@@ -33,10 +37,10 @@ class Asker:
         """Run a question in a transaction of its own.
 
         Raises:
-            Unavailable: there was no answer within two seconds.
+            Unavailable: there was no answer in time.
             psycopg.Error: the database refused it.
         """
-        until = asyncio.get_running_loop().time() + WITHIN_S
+        until = asyncio.get_running_loop().time() + self._within_s
         try:
             async with asyncio.timeout_at(until):
                 await self._turn.acquire()
@@ -53,7 +57,7 @@ class Asker:
 
         async def work(connection: Connection) -> None:
             async with transaction(connection) as tx:
-                await tx.execute(LIMIT)
+                await tx.execute(self._limit)
                 answers.append(await question(tx))
 
         while True:

@@ -13,6 +13,7 @@ import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
+from functools import partial
 from typing import Any
 
 import psycopg
@@ -31,7 +32,9 @@ from webhooks.errors import WebhooksError
 from webhooks.loading import DEFAULT_APP, load_consumer
 from webhooks.pool import Pool
 from webhooks.receiver import Receiver
+from webhooks.retention import Ages, scheduled
 from webhooks.serve.database import database, prepared
+from webhooks.serve.schedule import every
 from webhooks.serve.secrets import Secrets, read_secrets
 from webhooks.serve.servers import listen, serving, url_of
 from webhooks.serve.signals import Signals, signals
@@ -59,6 +62,7 @@ class Options:
         control_host: where the control plane listens.
         control_port: its port, 0 for any free one; None: no control plane.
         worker: whether to run a worker.
+        prune_every_s: seconds between two prunings; None: the setting's.
     """
 
     app: str = DEFAULT_APP
@@ -68,6 +72,7 @@ class Options:
     control_host: str = LOOPBACK
     control_port: int | None = None
     worker: bool = True
+    prune_every_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -160,11 +165,14 @@ async def _start(
     pool = await stack.enter_async_context(Pool.open(found.url, settings=settings))
     worker = Worker(pool, consumer) if options.worker else None
     bell = Bell(pool) if worker is None else worker.bell
+    control: Control | None = None
 
     def moved(rows: Sequence[Ready]) -> None:
         if worker is not None:
             worker.know(rows)
         bell.ring()
+        if control is not None:
+            control.feed.look()
 
     accepter = Accepter(pool, consumer, moved) if receiver_socket is not None else None
     if control_socket is not None:
@@ -173,6 +181,7 @@ async def _start(
         control = Control(Process(asker, settings, worker, accepter), consumer)
         app = control.app([options.control_host])
         watched.append(await stack.enter_async_context(serving(app, control_socket, "control plane")))
+        stack.push_async_callback(control.feed.stop)  # the server waits for its responses, and a follower's has no end
     if accepter is not None:
         await accepter.start()
         stack.push_async_callback(accepter.stop)
@@ -187,6 +196,11 @@ async def _start(
     else:
         await stack.enter_async_context(_ringing(bell))
     await stack.enter_async_context(_beside(_tell_of_ignored(pool, consumer)))
+    prune_every_s = options.prune_every_s or settings.prune_every_s
+    if prune_every_s is not None:
+        Ages.of(settings, consumer.sources)  # what is wrong with a setting is told now, and not every hour
+        pruning = every(prune_every_s, "prune", partial(scheduled, pool, consumer, settings))
+        await stack.enter_async_context(_beside(pruning))
     if receiver_socket is not None and accepter is not None:
         receiver = Receiver(consumer.sources, secrets.in_force, accepter, max_body_bytes=settings.max_body_bytes)
         watched.append(await stack.enter_async_context(serving(receiver, receiver_socket, "receiver")))

@@ -3,13 +3,18 @@
 from __future__ import annotations
 
 import os
-from collections.abc import Mapping
+import time
+from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from pathlib import Path
 
 from webhooks.consumer import Consumer
 from webhooks.errors import ConfigurationError
+from webhooks.hooks.left_behind import FOLDER, hook_secrets
 from webhooks.settings import Settings, dev_secrets, secret_variable, secrets_for
 from webhooks.signatures import check_secret
+
+SETTLED_NS = 1_000_000_000
 
 
 @dataclass(frozen=True, slots=True)
@@ -53,4 +58,38 @@ def read_secrets(consumer: Consumer, settings: Settings, *, dev: bool) -> Secret
         raise ConfigurationError(
             f"no secret for {', '.join(missing)}: set {variables}, or try it out with webhooks serve --dev"
         )
-    return Secrets(in_force, made)
+    return Secrets(_WithHooks(in_force, settings.home) if dev else in_force, made)
+
+
+class _WithHooks(Mapping[str, tuple[str, ...]]):
+    """Secrets, and beside them those of the hooks that tunnels register while this process runs.
+
+    Only under `--dev`: there a tunnel on the same machine makes a secret for each hook, and takes it away again.
+    """
+
+    def __init__(self, own: Mapping[str, tuple[str, ...]], home: Path) -> None:
+        self._own = own
+        self._home = home
+        self._hooks: Mapping[str, tuple[str, ...]] = {}
+        self._read_at_ns = -1
+
+    def __getitem__(self, source: str) -> tuple[str, ...]:
+        own = self._own[source]
+        return (*own, *self._current().get(source, ()))
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._own)
+
+    def __len__(self) -> int:
+        return len(self._own)
+
+    def _current(self) -> Mapping[str, tuple[str, ...]]:
+        try:
+            changed_at_ns = (self._home / FOLDER).stat().st_mtime_ns
+        except OSError:
+            return {}
+        if changed_at_ns != self._read_at_ns:
+            self._hooks = hook_secrets(self._home)
+            # Two changes within one tick of the file system's clock look like one: a young one is read again.
+            self._read_at_ns = changed_at_ns if time.time_ns() - changed_at_ns > SETTLED_NS else -1
+        return self._hooks

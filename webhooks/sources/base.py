@@ -6,6 +6,7 @@ import re
 from abc import ABC, abstractmethod
 from collections.abc import Callable, Coroutine, Sequence
 from dataclasses import dataclass
+from datetime import timedelta
 from functools import cached_property
 from typing import TYPE_CHECKING, Any, ClassVar, TypeAlias, TypeVar, overload
 
@@ -58,6 +59,9 @@ class Source(ABC):
     recipe: ClassVar[Recipe]
     event_headers: ClassVar[frozenset[str]] = frozenset()
     """The headers, in lower case, that say what the delivery is; kept with it."""
+    redelivery_window: ClassVar[timedelta] = timedelta(days=30)
+    """How long after a delivery its provider may send it again; its key is kept at least that long. Generous, where
+    the provider does not say."""
 
     def __init__(self, name: str) -> None:
         if not _NAME.fullmatch(name):

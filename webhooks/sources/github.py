@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from datetime import datetime
+from datetime import datetime, timedelta
 from typing import Any, ClassVar
 from urllib.parse import unquote_to_bytes
 
@@ -49,6 +49,9 @@ class GitHub(Source):
             "x-github-enterprise-host",
         }
     )
+    # https://docs.github.com/en/webhooks/testing-and-troubleshooting-webhooks/redelivering-webhooks (an Enterprise
+    # Server: seven days, which WEBHOOKS_KEEP_KEYS_GITHUB can say).
+    redelivery_window: ClassVar[timedelta] = timedelta(days=3)
 
     def __init__(self, name: str = "github") -> None:
         super().__init__(name)

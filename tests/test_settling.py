@@ -1,0 +1,154 @@
+"""Ends of claims are written in groups; each keeps its own fence and its own answer."""
+
+from __future__ import annotations
+
+import asyncio
+from typing import Any
+
+import psycopg
+import pytest
+from consumers import arrival, arrived
+from gates import a_gate, elsewhere, expire, opened, outcomes_of, row_of, sql, status_of, until_blocked
+
+from webhooks.claim import Claim
+from webhooks.db import Ready
+from webhooks.errors import LostClaim
+from webhooks.gate import Gate
+from webhooks.pool import Pool
+from webhooks.settling import MOST
+
+KEYS = range(1, 21)
+
+
+async def taken(pool: Pool, gate: Gate[Any], *keys: int, phase: str = "drafting") -> list[Claim[Any]]:
+    claims = [await gate.take(pool, phase, key) for key in keys]
+    assert None not in claims
+    return [claim for claim in claims if claim is not None]
+
+
+async def completed(claim: Claim[Any], *status: str, **columns: object) -> None:
+    async with claim.held():
+        await claim.complete(*status, **columns)
+
+
+async def test_claims_that_end_together_are_written_in_few_transactions(pool: Pool) -> None:
+    gate = a_gate()
+    await opened(pool, gate, *KEYS)
+    claims = await taken(pool, gate, *KEYS)
+    await asyncio.gather(*(completed(claim, patch=f"patch {claim.key}") for claim in claims))
+    rows = await sql(pool, "SELECT sc_id, status, patch, xmin::text FROM patch_sessions")
+    assert {row["sc_id"]: (row["status"], row["patch"]) for row in rows} == {
+        key: ("drafted", f"patch {key}") for key in KEYS
+    }
+    assert len({row["xmin"] for row in rows}) <= 3
+    assert [await outcomes_of(pool, key) for key in KEYS] == [["done"]] * len(KEYS)
+
+
+async def test_more_ends_than_a_group_holds_are_all_written(pool: Pool) -> None:
+    gate = a_gate()
+    keys = range(1, 2 * MOST + 11)
+    await opened(pool, gate, *keys)
+    claims = [claim for _ in range(3) for claim in await gate.take_next(pool, "drafting", 100)]
+    assert len(claims) == len(keys)
+    await asyncio.gather(*(completed(claim) for claim in claims))
+    [row] = await sql(pool, "SELECT count(*) AS drafted FROM patch_sessions WHERE status = 'drafted'")
+    assert row["drafted"] == len(keys)
+
+
+@pytest.mark.invariant(5)
+async def test_of_a_group_only_the_claim_whose_row_was_taken_is_lost(pool: Pool) -> None:
+    gate = a_gate()
+    await opened(pool, gate, *KEYS)
+    claims = await taken(pool, gate, *KEYS)
+    await expire(pool, 7)
+    await gate.sweep(pool, "drafting")
+    answers = await asyncio.gather(*(completed(claim, patch="ours") for claim in claims), return_exceptions=True)
+    assert [type(answer) for answer in answers] == [LostClaim if key == 7 else type(None) for key in KEYS]
+    row = await row_of(pool, 7)
+    assert (row["status"], row["patch"]) == ("clarified", None)
+    assert await outcomes_of(pool, 7) == ["expired"]
+    assert [await status_of(pool, key) for key in KEYS if key != 7] == ["drafted"] * (len(KEYS) - 1)
+
+
+async def test_a_row_that_somebody_locks_does_not_hold_up_the_others_of_its_group(
+    pool: Pool, database_url: str
+) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1, 2, 3)
+    claims = await taken(pool, gate, 1, 2, 3)
+    async with await elsewhere(database_url) as holder, holder.transaction():
+        await holder.execute("SELECT 1 FROM patch_sessions WHERE sc_id = 1 FOR UPDATE")
+        ends = [asyncio.create_task(completed(claim)) for claim in claims]
+        await asyncio.wait_for(asyncio.gather(*ends[1:]), 5)
+        await until_blocked(pool)
+        assert not ends[0].done()
+    await ends[0]
+    assert [await status_of(pool, key) for key in (1, 2, 3)] == ["drafted"] * 3
+
+
+async def test_an_end_that_the_database_refuses_takes_no_other_with_it(pool: Pool) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1, 2, 3)
+    await sql(pool, "ALTER TABLE patch_sessions ADD CONSTRAINT short CHECK (length(patch) < 10)")
+    claims = await taken(pool, gate, 1, 2, 3)
+    patches = ["fine", "longer than is allowed", "fine too"]
+    ends = [completed(claim, patch=patch) for claim, patch in zip(claims, patches, strict=True)]
+    answers = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [type(None), psycopg.errors.CheckViolation, type(None)]
+    assert [await status_of(pool, key) for key in (1, 2, 3)] == ["drafted", "clarified", "drafted"]
+    assert await outcomes_of(pool, 2) == ["error"]
+
+
+async def test_completions_and_releases_share_a_group_and_each_visit_is_new(pool: Pool) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1, 2, 3, to="received")
+    claims = await taken(pool, gate, 1, 2, 3, phase="clarifying")
+    visits = {claim.visit for claim in claims}
+
+    async def failed(claim: Claim[Any]) -> None:
+        async with claim.held():
+            raise ValueError("no")
+
+    ends = [completed(claims[0], "clarified"), failed(claims[1]), completed(claims[2], "clarified")]
+    answers = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [type(None), ValueError, type(None)]
+    rows = [await row_of(pool, key) for key in (1, 2, 3)]
+    assert [row["status"] for row in rows] == ["clarified", "received", "clarified"]
+    assert len({rows[0]["visit"], rows[2]["visit"]} | visits) == 5
+    assert rows[1]["visit"] == claims[1].visit
+
+
+async def test_each_claim_is_told_of_the_deliveries_that_waited_for_its_own_row(pool: Pool) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1, 2)
+    claims = await taken(pool, gate, 1, 2)
+    ids = await arrived(pool, arrival(b"{}"), arrival(b"{}"))
+    for id_, key in zip(ids, (1, 2), strict=True):
+        await sql(
+            pool,
+            "UPDATE deliveries SET parked_on = %(row)s, parked_since = now(), not_before = now() + interval '1 hour'"
+            " WHERE id = %(id)s",
+            id=id_,
+            row=f"patch_sessions:{key}",
+        )
+    await asyncio.gather(*(completed(claim) for claim in claims))
+    assert [claim.moved for claim in claims] == [[Ready("deliveries", "applying", id_)] for id_ in ids]
+    due = await sql(pool, "SELECT id FROM deliveries WHERE not_before <= now() ORDER BY id")
+    assert [row["id"] for row in due] == sorted(ids)
+
+
+async def test_an_end_whose_claim_gave_up_waiting_is_not_written_afterwards(pool: Pool, database_url: str) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1, 2)
+    first, second = await taken(pool, gate, 1, 2)
+    async with await elsewhere(database_url) as holder, holder.transaction():
+        await holder.execute("LOCK TABLE attempts IN EXCLUSIVE MODE")
+        writing = asyncio.create_task(completed(first))
+        await until_blocked(pool)
+        waiting = asyncio.create_task(second.settle(second.done()))
+        await asyncio.sleep(0)
+        waiting.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await waiting
+    await writing
+    assert [await status_of(pool, key) for key in (1, 2)] == ["drafted", "drafting"]

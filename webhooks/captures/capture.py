@@ -1,0 +1,106 @@
+"""One delivery out of a file, and the two plain forms of one: a captured request, a payload alone."""
+
+from __future__ import annotations
+
+import re
+import uuid
+from dataclasses import dataclass
+from datetime import datetime
+
+from webhooks.delivery import Headers
+from webhooks.sources import GitHub, Source
+
+_NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's (RFC 9110, 5.6.2)
+_REQUEST_LINE = re.compile(rb"[A-Z]{3,10} (\S+)(?: HTTP/[0-9.]+)?")
+_PATH = re.compile(rb"/webhooks/([a-z][a-z0-9_-]*)(?:[?#].*)?$")
+_LINE = re.compile(rb"(.*?)\r?\n")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Capture:
+    """One delivery out of a file.
+
+    Args:
+        place: which one it is in there, from 1.
+        name: where it is, for a person.
+        source: whose it is; empty where nothing says so.
+        event: what it says, where that is written beside it.
+        headers: its header lines; without a signature it is one that was never sent.
+        body: its exact bytes.
+        received_at: when it was received; None where nothing says so.
+        fault: why it cannot be read; then it has nothing but a place and a name.
+    """
+
+    place: int
+    name: str
+    source: str = ""
+    event: str | None = None
+    headers: Headers = ()
+    body: bytes = b""
+    received_at: datetime | None = None
+    fault: str | None = None
+
+
+def request(content: bytes, *, place: int, name: str, source: str | None) -> Capture:
+    """Read a captured request: a request line, which may be missing, header lines, an empty line, the body.
+
+    The lines end in CRLF or LF. Line ends that an editor added to the body are left out where `Content-Length` says so.
+
+    Args:
+        content: the whole of it.
+        place: its place.
+        name: its name.
+        source: whose it is; None: what the request line's path says.
+    """
+
+    def faulty(fault: str) -> Capture:
+        return Capture(place=place, name=name, fault=fault)
+
+    headers: list[tuple[str, str]] = []
+    at, number = 0, 0
+    said = ""
+    while True:
+        line = _LINE.match(content, at)
+        if line is None:
+            return faulty("it has no empty line between headers and body")
+        number, at = number + 1, line.end()
+        if not line[1]:
+            break
+        first = _REQUEST_LINE.fullmatch(line[1]) if number == 1 else None
+        if first is not None:
+            path = _PATH.search(first[1])
+            said = "" if path is None else path[1].decode("ascii")
+            continue
+        given, colon, value = line[1].partition(b":")
+        if not colon or not _NAME.fullmatch(given):
+            return faulty(f"line {number} is no header: write NAME: VALUE, and an empty line before the body")
+        headers.append((given.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")))
+    body = content[at:]
+    lengths = {value for given, value in headers if given == "content-length"}
+    length = int(next(iter(lengths))) if len(lengths) == 1 and next(iter(lengths)).isdecimal() else None
+    if length is not None and len(body) < length:
+        return faulty(f"its body is cut short: {len(body)} of {length} bytes")
+    if length is not None and not body[length:].strip(b"\r\n"):
+        body = body[:length]
+    return Capture(place=place, name=name, source=source or said, headers=tuple(headers), body=body)
+
+
+def payload(content: bytes, *, place: int, name: str, stem: str, source: Source, event: str | None) -> Capture:
+    """Make a delivery of a body alone, with the headers that its provider would send besides a signature.
+
+    It has no id but what is in the body. GitHub's gets one made of event and body, so that a second copy is known.
+
+    Args:
+        content: the body.
+        place: its place.
+        name: its name.
+        stem: its file's name less the ending; GitHub's event is what stands before `__`.
+        source: whose it is.
+        event: what it says, instead of the file's name.
+    """
+    headers: list[tuple[str, str]] = [("content-type", "application/json")]
+    if isinstance(source, GitHub):
+        event = (event or stem.partition("__")[0]).partition(".")[0]
+        made = uuid.uuid5(uuid.NAMESPACE_OID, event + ":" + content.hex())
+        headers += [("x-github-event", event), ("x-github-delivery", str(made))]
+    return Capture(place=place, name=name, source=source.name, event=event, headers=tuple(headers), body=content)

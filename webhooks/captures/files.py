@@ -1,0 +1,146 @@
+"""Reading captures from a file, from standard input, or from the files of a directory, one at a time."""
+
+from __future__ import annotations
+
+import asyncio
+import io
+import os
+import stat
+import sys
+from collections.abc import AsyncGenerator, AsyncIterator, Mapping
+from contextlib import aclosing
+from pathlib import Path
+from typing import BinaryIO
+
+from webhooks.captures import lines
+from webhooks.captures.capture import Capture, payload, request
+from webhooks.errors import ConfigurationError
+from webhooks.sources import Source
+
+CHUNK = 256 * 1024
+ENDINGS = (".json", ".ndjson", ".http")
+
+
+async def captures(
+    path: Path | None, sources: Mapping[str, Source], *, source: str | None = None, event: str | None = None
+) -> AsyncGenerator[Capture]:
+    """Yield the deliveries of a file in their order, and memory holds one of them.
+
+    A file whose first line is one of `webhooks export` holds one a line. Any other that starts with `{` or `[` is a
+    payload. The rest are captured requests. Of a directory those files are read, by name, that end in `.json`,
+    `.ndjson` or `.http`.
+
+    Args:
+        path: the file or the directory; None: standard input.
+        sources: by name, who may be the sender of a payload.
+        source: the sender of a payload or a request; of an export, whose deliveries are read.
+        event: what a payload says; of an export, a part of the event's name of those that are read, in any case.
+
+    Raises:
+        ConfigurationError: there is no such file, or nothing in it, or whose a payload is was not said.
+    """
+    place = 0
+    for each in _files(path):
+        async with aclosing(_captures(each, sources, source, event, place)) as found:
+            async for capture in found:
+                place = capture.place
+                yield capture
+
+
+def _files(path: Path | None) -> list[Path | None]:
+    if path is None or not path.is_dir():
+        return [path]
+    found = sorted(each for each in path.iterdir() if each.suffix in ENDINGS and each.is_file())
+    if not found:
+        raise ConfigurationError(f"{path} holds no file that ends in {', '.join(ENDINGS)}")
+    return [*found]
+
+
+async def _captures(
+    path: Path | None, sources: Mapping[str, Source], source: str | None, event: str | None, before: int
+) -> AsyncGenerator[Capture]:
+    name = "standard input" if path is None else str(path)
+    try:
+        file = _standard_input() if path is None else path.open("rb")
+    except OSError as error:
+        raise ConfigurationError(f"{name} cannot be read: {error.strerror}") from None
+    with file:
+        chunks = _chunks(file)
+        first = await _first_line(chunks)
+        if not first.strip():
+            raise ConfigurationError(f"there is nothing in {name}")
+        if lines.is_line(first.partition(b"\n")[0]):
+            number = 0
+            async for line in _lines(first, chunks):
+                number += 1
+                if line.strip():
+                    before += 1
+                    capture = lines.read(line, place=before, name=f"line {number} of {name}")
+                    if capture.fault is not None or _wanted(capture, source, event):
+                        yield capture
+            return
+        content = first + b"".join([chunk async for chunk in chunks])
+    place = before + 1
+    if first.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in (b"{", b"["):
+        yield request(content, place=place, name=name, source=source)
+        return
+    sender = sources.get(source) if source is not None else None
+    if sender is None:
+        known = ", ".join(sources) or "none"
+        raise ConfigurationError(f"{name} is a payload alone: say whose it is with --source; there are: {known}")
+    stem = "" if path is None else path.stem
+    yield payload(content, place=place, name=name, stem=stem, source=sender, event=event)
+
+
+def _wanted(capture: Capture, source: str | None, event: str | None) -> bool:
+    return (source is None or capture.source == source.lower()) and (
+        event is None or event.lower() in (capture.event or "").lower()
+    )
+
+
+def _standard_input() -> BinaryIO:
+    # A copy, so that leaving it closes nothing of the process's.
+    try:
+        return os.fdopen(os.dup(sys.stdin.fileno()), "rb")
+    except (io.UnsupportedOperation, ValueError):  # not a file of the system's, as under a test
+        return io.BytesIO(sys.stdin.buffer.read())
+
+
+async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+    """Yield what is in a file; a pipe is read so that everything else goes on while nothing comes."""
+    if isinstance(file, io.BytesIO) or stat.S_ISREG(os.fstat(file.fileno()).st_mode):
+        while chunk := file.read(CHUNK):
+            yield chunk
+        return
+    reader = asyncio.StreamReader(limit=CHUNK)
+    protocol = asyncio.StreamReaderProtocol(reader)
+    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, file)
+    try:
+        while chunk := await reader.read(CHUNK):
+            yield chunk
+    finally:
+        transport.close()
+
+
+async def _first_line(chunks: AsyncIterator[bytes]) -> bytes:
+    """Read as far as the end of the first line that is not empty, and perhaps further."""
+    read = bytearray()
+    async for chunk in chunks:
+        read += chunk
+        if b"\n" in chunk and b"\n" in read.lstrip():
+            break
+    return bytes(read)
+
+
+async def _lines(first: bytes, chunks: AsyncIterator[bytes]) -> AsyncIterator[bytes]:
+    *whole, rest = first.split(b"\n")
+    for line in whole:
+        yield line
+    pieces = [rest]
+    async for chunk in chunks:
+        *whole, rest = chunk.split(b"\n")
+        for line in whole:
+            yield b"".join([*pieces, line])
+            pieces = []
+        pieces.append(rest)
+    yield b"".join(pieces)

@@ -1,0 +1,195 @@
+"""`GET /api/feed`: the inbox as server-sent events, to any number of followers, each from a place of its own.
+
+    id: <cursor>                 where to go on: give it back as `after=`, or as `Last-Event-ID`
+    event: hello                 first: how many deliveries wait, since when, and how many are held back
+    event: delivery              one delivery: `body_base64` are its exact bytes, `headers` its lines in order
+    event: pruned                one whose body is not kept any more
+    event: position              now and then, while nothing comes: how far the feed is
+    : keep-alive                 every fifteen seconds at least
+
+A response is written as fast as its follower reads, a page at a time, so that no follower costs more memory than one
+page or one body.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import AsyncGenerator
+from datetime import datetime, timedelta
+from functools import partial
+from typing import Literal
+
+import psycopg
+from sse_starlette import EventSourceResponse
+from starlette.exceptions import HTTPException
+from starlette.requests import Request
+from starlette.responses import JSONResponse, Response
+from starlette.routing import Route
+
+from webhooks import deliveries, feed
+from webhooks.consumer import Consumer
+from webhooks.control.ask import Asker
+from webhooks.control.frames import KEEP_ALIVE, event, lag, time_of, written
+from webhooks.control.watch import Watch
+from webhooks.db import ended, finished
+from webhooks.errors import Unavailable
+from webhooks.feed import Level, NotAPlace, Place
+from webhooks.pool import Pool
+
+WORTH_TELLING_S = 5.0
+AGAIN_AFTER_S = 1.0
+# A body of 26 MiB over a slow line to the database takes its time.
+WITHIN_S = 30.0
+LIMIT = "SET LOCAL statement_timeout = '30s'"
+
+After = Place | datetime | timedelta | Literal["now", "all"]
+
+
+class Feed:
+    """Serves the feed of one database.
+
+    Args:
+        pool: whose address is used; the feed has a connection of its own.
+        consumer: whose sources may be asked for.
+        keep_alive_s: after how many seconds of silence a follower is told that there is nothing to tell.
+    """
+
+    def __init__(self, pool: Pool, consumer: Consumer, *, keep_alive_s: float = feed.KEEP_ALIVE_S) -> None:
+        self._asker = Asker(pool, WITHIN_S, LIMIT)
+        self._watch = Watch(self._asker)
+        self._sources = consumer.sources
+        self._keep_alive_s = keep_alive_s
+        self._stopping = asyncio.Event()
+
+    def routes(self) -> list[Route]:
+        return [Route("/api/feed", self.follow), Route("/api/feed/waiting", self.waiting)]
+
+    def look(self) -> None:
+        """Say that something was accepted in this process."""
+        self._watch.look()
+
+    async def stop(self) -> None:
+        """End every response: a server does not stop while one of its responses goes on."""
+        self._stopping.set()
+        await self._watch.stop()
+        await self._asker.close()
+
+    async def follow(self, request: Request) -> Response:
+        place, sources = await self._asked(request)
+        level = await self._watch.fresh()
+        hello = event("hello", place, {"version": 1, **await self._standing(place, level, sources)})
+        events = _kept_alive(self._events(hello, place, level, sources), self._keep_alive_s, self._stopping)
+        # With our own keep-alives, because theirs may come in the middle of a long event; and our own end, because
+        # theirs waits for the signal of a uvicorn that owns the process.
+        return EventSourceResponse(events, ping=0)
+
+    async def waiting(self, request: Request) -> Response:
+        place, sources = await self._asked(request)
+        level = await self._watch.fresh()
+        return JSONResponse(await self._standing(place, level, sources))
+
+    async def _asked(self, request: Request) -> tuple[Place, frozenset[str]]:
+        """Read a query, and find the place it names.
+
+        Raises:
+            HTTPException: it cannot be read, names a source that there is not, or a place of another database.
+        """
+        query = request.query_params
+        if unknown := sorted(set(query) - {"source", "after"}):
+            raise HTTPException(400, f"unknown parameter: {', '.join(unknown)}")
+        sources = frozenset(query.getlist("source"))
+        if missing := sorted(sources - set(self._sources)):
+            there = ", ".join(self._sources) or "none"
+            raise HTTPException(404, f"there is no source {', '.join(missing)}; there are: {there}")
+        try:
+            after = _after(request.headers.get("last-event-id") or query.get("after", "now"))
+            return await self._asker.ask(partial(feed.located, after=after)), sources
+        except NotAPlace as error:
+            raise HTTPException(409, str(error)) from None
+        except ValueError as error:
+            raise HTTPException(400, str(error)) from None
+
+    async def _events(self, hello: bytes, place: Place, level: Level, sources: frozenset[str]) -> AsyncGenerator[bytes]:
+        loop = asyncio.get_running_loop()
+        with self._watch.following():
+            yield hello
+            told, told_at = place, loop.time()
+            while True:
+                try:
+                    page = await self._asker.ask(partial(feed.page, after=place, level=level, sources=sources))
+                except (Unavailable, psycopg.Error):
+                    await asyncio.sleep(AGAIN_AFTER_S)
+                    continue
+                for piece in written(page.entries):
+                    yield piece
+                if page.entries:
+                    told, told_at = page.entries[-1].place, loop.time()
+                place, more = page.place, page.more
+                del page  # which need not be kept while nothing comes
+                if more:
+                    continue
+                level = await self._watch.beyond(place, self._keep_alive_s)
+                if loop.time() - told_at < self._keep_alive_s:
+                    continue
+                if place != told or level.held_s >= WORTH_TELLING_S:
+                    yield event("position", place, lag(level))
+                    told, told_at = place, loop.time()
+
+    async def _standing(self, place: Place, level: Level, sources: frozenset[str]) -> dict[str, object]:
+        waiting = await self._asker.ask(partial(feed.waiting, after=place, level=level, sources=sources))
+        return {
+            "sources": sorted(sources or self._sources),
+            "waiting": waiting.count,
+            "waiting_since": time_of(waiting.since),
+            **lag(level),
+        }
+
+
+async def _kept_alive(events: AsyncGenerator[bytes], every_s: float, stopping: asyncio.Event) -> AsyncGenerator[bytes]:
+    """Pass events on, say something whenever none comes for long, and end when the process does."""
+    stop = asyncio.create_task(stopping.wait())
+    step: asyncio.Task[bytes] | None = None
+    try:
+        while not stopping.is_set():
+            step = step or asyncio.create_task(_next(events))
+            await asyncio.wait({step, stop}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
+            if step.done():
+                piece, step = step.result(), None
+                yield piece
+            elif not stop.done():
+                yield KEEP_ALIVE
+    finally:
+        stop.cancel()
+        # To its end, though whoever cancels this task goes on cancelling it.
+        await finished(_closed(events, step))
+
+
+async def _next(events: AsyncGenerator[bytes]) -> bytes:
+    return await anext(events)
+
+
+async def _closed(events: AsyncGenerator[bytes], step: asyncio.Task[bytes] | None) -> None:
+    if step is not None:
+        await ended([step])
+    await events.aclose()
+
+
+def _after(text: str) -> After:
+    """Read where to start: `now`, `all`, a time, or a cursor.
+
+    Raises:
+        ValueError: it is none of these.
+    """
+    if text == "now":
+        return "now"
+    if text == "all":
+        return "all"
+    try:
+        return feed.read_place(text)
+    except NotAPlace:
+        pass
+    try:
+        return deliveries.since(text)
+    except ValueError:
+        known = "now, all, a time such as 1h or 2026-01-31T12:00, or a cursor that it gave you"
+        raise ValueError(f"after: {text[:100]!r} is no place in the feed: write {known}") from None

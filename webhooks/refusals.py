@@ -1,0 +1,202 @@
+"""Refused requests on their way into the table `rejections`: beside the receiver, never in its way.
+
+A request is queued only after its answer was sent, in memory that is bounded and shared fairly among the sources. One
+task with a connection of its own writes what waits, at most once a second and a mebibyte a second, and trims the table
+in the same transaction. So whatever is sent by whomever, the disk and the database have a small, steady load of it.
+What finds no room, or no database, is dropped and counted.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+from collections.abc import Collection, Mapping
+from contextlib import suppress
+from dataclasses import replace
+from functools import partial
+
+import structlog
+from prometheus_client import Counter
+
+from webhooks import observe
+from webhooks.db import Connection, ended, transaction
+from webhooks.delivery import Headers
+from webhooks.errors import Unavailable
+from webhooks.pool import Pool
+from webhooks.rejections import MOST_BODY_BYTES, Caps, Rejection, keep, store, trim
+from webhooks.sources import Source
+from webhooks.wire import Wire
+
+log = structlog.get_logger(__name__)
+
+MOST_WAITING = 1000
+MOST_WAITING_BYTES = 16 * 1024 * 1024
+MOST_AT_ONCE = 100
+MOST_BYTES_AT_ONCE = 4 * 1024 * 1024
+WRITE_EVERY_S = 1.0
+BYTES_A_SECOND = 1024 * 1024
+TRIM_EVERY_S = 3600.0
+WITHIN_S = 3.0
+# Less than this is hashed faster than a thread is asked to.
+SHORT_BYTES = 64 * 1024
+ROW_BYTES = 1024
+# What is lost with a power cut are the rejections of its last second: not worth a wait for the disk.
+LIMITS = "; SET LOCAL statement_timeout = '2s'; SET LOCAL synchronous_commit = off"
+
+DROPPED = Counter(
+    "webhooks_rejections_dropped",
+    "Refused requests that were not kept, by source: no room for them, or no database.",
+    ("source", "reason"),
+    registry=observe.REGISTRY,
+)
+
+Likeness = tuple[str, Headers, int, bytes | None]
+
+
+class Refusals:
+    """Keeps what the receiver refused.
+
+    Args:
+        pool: whose address and settings the connection takes; the pool's own connections are not used.
+        sources: by name, whose requests are kept.
+        caps: how much of them; with no rows nothing is.
+    """
+
+    def __init__(self, pool: Pool, sources: Mapping[str, Source], caps: Caps) -> None:
+        self._sources = sources
+        self._caps = caps
+        self._wire = Wire(pool)
+        self._waiting: dict[str, dict[Likeness, Rejection]] = {name: {} for name in sources}
+        self._bytes = dict.fromkeys(sources, 0)
+        shares = max(len(sources), 1)
+        self._most = max(MOST_WAITING // shares, 10)
+        self._most_bytes = max(MOST_WAITING_BYTES // shares, 2 * MOST_BODY_BYTES)
+        self._arrived = asyncio.Event()
+        self._stopping = asyncio.Event()
+        self._task: asyncio.Task[None] | None = None
+        self._told = False
+
+    def start(self) -> None:
+        """Start the task that writes."""
+        self._task = asyncio.create_task(self._run(), name="webhooks-rejections")
+
+    async def stop(self) -> None:
+        """Write what waits, as far as that can be done within three seconds, then end."""
+        self._stopping.set()
+        self._arrived.set()
+        if self._task is not None:
+            await asyncio.wait({self._task}, timeout=WITHIN_S)
+            await ended([self._task])
+        while left := self._next_group(MOST_AT_ONCE, MOST_BYTES_AT_ONCE):
+            self._drop(left, "stopping")
+        await self._wire.close()
+
+    async def keep(
+        self, source: str, cause: str, headers: Headers, body: bytes | None, size: int, received_at: float
+    ) -> None:
+        """Queue a refused request. Its sender has had the answer; what is raised here reaches nobody.
+
+        Args:
+            source: the name in its URL.
+            cause: why it was refused.
+            headers: the header lines as received.
+            body: the bytes as received; None where they were not read to their end.
+            size: how many were read.
+            received_at: unix seconds, the clock that it was verified by.
+        """
+        if self._caps.rows == 0 or self._stopping.is_set():
+            return
+        if self._full(source):
+            DROPPED.labels(source, "no room").inc()
+            return
+        kept = keep(self._sources[source], headers)
+        digest = None
+        if body is not None:
+            digest = _sha256(body) if size <= SHORT_BYTES else await asyncio.to_thread(_sha256, body)
+        likeness = (cause, kept, size, digest)
+        waiting = self._waiting[source]
+        before = waiting.get(likeness)
+        if before is not None:
+            waiting[likeness] = replace(before, last_at=max(received_at, before.last_at), times=before.times + 1)
+            return
+        stored = body if size <= MOST_BODY_BYTES else None
+        waiting[likeness] = Rejection(source, cause, kept, stored, size, digest, received_at, received_at)
+        self._bytes[source] += _weight(waiting[likeness])
+        self._arrived.set()
+
+    def _full(self, source: str) -> bool:
+        return len(self._waiting[source]) >= self._most or self._bytes[source] >= self._most_bytes
+
+    async def _run(self) -> None:
+        while True:
+            group = self._next_group(MOST_AT_ONCE, MOST_BYTES_AT_ONCE)
+            # Also with nothing to add: on start, and every hour, what has grown too old is removed.
+            await self._write(group)
+            pause = max(WRITE_EVERY_S, sum(map(_weight, group)) / BYTES_A_SECOND)
+            with suppress(TimeoutError):
+                async with asyncio.timeout(pause):
+                    await self._stopping.wait()
+            if any(self._waiting.values()):
+                continue
+            if self._stopping.is_set():
+                return
+            self._arrived.clear()
+            with suppress(TimeoutError):
+                async with asyncio.timeout(TRIM_EVERY_S):
+                    await self._arrived.wait()
+
+    def _next_group(self, most: int, most_bytes: int) -> list[Rejection]:
+        """Take what is written next, in turn from every source."""
+        group: list[Rejection] = []
+        size = 0
+        while any(self._waiting.values()):
+            for source, waiting in self._waiting.items():
+                if not waiting:
+                    continue
+                if len(group) >= most or (group and size >= most_bytes):
+                    return group
+                rejection = waiting.pop(next(iter(waiting)))
+                self._bytes[source] -= _weight(rejection)
+                size += _weight(rejection)
+                group.append(rejection)
+        return group
+
+    async def _write(self, group: list[Rejection]) -> None:
+        error: BaseException | None = None
+        try:
+            # A connection that was idle may be dead without our knowing: the second try is on a new one.
+            for _ in range(2):
+                if not self._wire.up and not await self._wire.connect(WITHIN_S):
+                    error = Unavailable(self._wire.failure)
+                    break
+                error = await self._wire.run(partial(self._flush, group), WITHIN_S)
+                if error is None or self._wire.up:
+                    break
+        except asyncio.CancelledError:
+            self._drop(group, "stopping")
+            raise
+        if error is None:
+            self._told = False
+            return
+        self._drop(group, "no database")
+        if not self._told:
+            log.warning("refused requests cannot be kept and are dropped", error=str(error) or self._wire.failure)
+        self._told = True
+
+    async def _flush(self, group: list[Rejection], connection: Connection) -> None:
+        async with transaction(connection, LIMITS) as tx:
+            if group:
+                await store(tx, group)
+            await trim(tx, self._caps)
+
+    def _drop(self, group: Collection[Rejection], reason: str) -> None:
+        for rejection in group:
+            DROPPED.labels(rejection.source, reason).inc(rejection.times)
+
+
+def _sha256(body: bytes) -> bytes:
+    return hashlib.sha256(body).digest()
+
+
+def _weight(rejection: Rejection) -> int:
+    return ROW_BYTES + len(rejection.body or b"")

@@ -1,0 +1,78 @@
+"""`--where-json`: a JSONPath (RFC 9535) that finds a value in a body."""
+
+from __future__ import annotations
+
+import json
+from dataclasses import dataclass
+from typing import Any
+
+from jsonpath import JSONPath, JSONPathEnvironment, JSONPathError
+
+from webhooks.errors import ConfigurationError
+
+# Without the library's own additions to the standard.
+ENVIRONMENT = JSONPathEnvironment(strict=True)
+
+
+def compiled(path: str) -> JSONPath:
+    """Read a JSONPath.
+
+    Raises:
+        ConfigurationError: it is none.
+    """
+    try:
+        found = ENVIRONMENT.compile(path)
+    except (JSONPathError, RecursionError) as error:
+        reason = str(error).partition("\n")[0]
+        raise ConfigurationError(f"{path!r} is no JSONPath such as $.repository.full_name: {reason}") from None
+    if not isinstance(found, JSONPath):
+        raise ConfigurationError(f"{path!r} is more than one JSONPath")
+    return found
+
+
+@dataclass(frozen=True, slots=True)
+class JsonFilter:
+    """Lets a body pass in which a path leads to a value; without a value, in which it leads anywhere.
+
+    Args:
+        text: `$.path=value`, or `$.path`.
+        path: the path in it.
+        value: what is sought, as text; a JSON value that reads so counts as well.
+    """
+
+    text: str
+    path: JSONPath
+    value: str | None
+
+    @classmethod
+    def read(cls, text: str) -> JsonFilter:
+        """Read `$.path=value`. A path may itself hold `=`, in a filter: the value starts after the first whole path.
+
+        Raises:
+            ConfigurationError: there is no path in it.
+        """
+        cut = text.find("=")
+        while cut > 0:
+            try:
+                return cls(text, compiled(text[:cut].strip()), text[cut + 1 :])
+            except ConfigurationError:
+                cut = text.find("=", cut + 1)
+        return cls(text, compiled(text.strip()), None)
+
+    def passes(self, body: Any) -> bool:
+        """Say whether a parsed body passes."""
+        try:
+            return any(self.value is None or _is(node.obj, self.value) for node in self.path.finditer(body))
+        except (JSONPathError, RecursionError):  # nested past looking through
+            return False
+
+
+def _is(found: Any, sought: str) -> bool:
+    if isinstance(found, str) and found == sought:
+        return True
+    try:
+        value = json.loads(sought)
+    except (ValueError, RecursionError):
+        return False
+    # 1 is not true, but it is 1.0.
+    return isinstance(found, bool) == isinstance(value, bool) and bool(found == value)

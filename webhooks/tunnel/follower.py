@@ -1,0 +1,279 @@
+"""Following the feed of a deployed consumer: `GET /api/feed` of its control plane, for as long as it takes.
+
+A connection that breaks, or is silent for longer than the feed ever is, is made anew from where the last delivery that
+is done with left off. What waiting does not mend ends the following: a token that is refused, a source or a place that
+there is not.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import json
+from collections.abc import AsyncGenerator, Sequence
+from contextlib import aclosing
+from dataclasses import dataclass
+from datetime import datetime
+from urllib.parse import urlsplit
+
+import httpx
+from httpx_sse import EventSource, ServerSentEvent, aconnect_sse
+from pydantic import BaseModel, ValidationError
+
+from webhooks.errors import ConfigurationError, WebhooksError
+from webhooks.feed import KEEP_ALIVE_S
+from webhooks.sources.reading import mapping
+from webhooks.tunnel.relay import Incoming, Sleep, Tell, wait_s
+
+SILENT_S = KEEP_ALIVE_S + 10
+CONNECT_WITHIN_S = 10.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
+MOST_OF_AN_ERROR = 64 * 1024
+SETTLED = frozenset({400, 401, 403, 404, 409, 421})
+
+
+@dataclass(frozen=True, slots=True)
+class Standing:
+    """Where the follower is.
+
+    Args:
+        cursor: its place.
+        waiting: how many deliveries wait; None where nobody counted.
+        since: when the first of them was received.
+        held_back: how many more are held back by a transaction that stays open at the deployed consumer's database.
+        held_s: for how many seconds.
+    """
+
+    cursor: str
+    waiting: int | None
+    since: datetime | None
+    held_back: int
+    held_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class Arrived:
+    """A delivery, and the place behind it."""
+
+    cursor: str
+    delivery: Incoming
+
+
+@dataclass(frozen=True, slots=True)
+class Pruned:
+    """A delivery whose body is not kept any more, and the place behind it."""
+
+    cursor: str
+    id: int
+    source: str
+    received_at: datetime
+
+
+Item = Standing | Arrived | Pruned
+
+
+class _Lag(BaseModel):
+    held_back: int
+    seconds: float
+
+
+class _Hello(BaseModel):
+    waiting: int | None = None
+    waiting_since: datetime | None = None
+    lag: _Lag
+
+
+class _Told(BaseModel):
+    id: int
+    source: str
+    event: str | None
+    received_at: datetime
+
+
+class _Delivery(_Told):
+    headers: tuple[tuple[str, str], ...]
+    body_base64: str
+
+
+class Refused(ConfigurationError):
+    """The other side does not serve us its feed, and waiting will not change that."""
+
+
+class _Away(Exception):
+    """The other side is not there, or not ready, just now."""
+
+
+class Follower:
+    """Follows one feed.
+
+    Args:
+        client: whose connections are used.
+        url: the base address of the control plane.
+        sources: which sources to follow; none stands for all.
+        after: where to start: a cursor, `now`, `all`, or a time.
+        token: what the control plane wants to be shown.
+        tell: called with what a person should know.
+        silent_s: after how many seconds without a word a connection counts as dead.
+        sleep: how to wait.
+
+    Attributes:
+        connections: how many there have been.
+    """
+
+    def __init__(
+        self,
+        client: httpx.AsyncClient,
+        url: str,
+        sources: Sequence[str],
+        after: str,
+        *,
+        token: str | None,
+        tell: Tell,
+        silent_s: float = SILENT_S,
+        sleep: Sleep = asyncio.sleep,
+    ) -> None:
+        self.connections = 0
+        self._client = client
+        self._url = _base(url)
+        self._sources = list(sources)
+        self._after = after
+        self._headers = _authorization(token)
+        self._tell = tell
+        self._timeout = httpx.Timeout(CONNECT_WITHIN_S, read=silent_s)
+        self._sleep = sleep
+
+    async def items(self) -> AsyncGenerator[Item]:
+        """Yield what comes, in the feed's order. Whoever asks for the next item is done with the one before.
+
+        Raises:
+            Refused: the other side does not serve its feed to us.
+        """
+        failures = 0
+        while True:
+            try:
+                async with aclosing(self._connection()) as connection:
+                    async for item in connection:
+                        failures = 0
+                        yield item
+                        self._after = item.cursor
+                reason = "it ended the connection"
+            except (httpx.RequestError, httpx.StreamError, _Away) as error:
+                reason = " ".join(str(error).split()) or type(error).__name__
+            failures += 1
+            pause_s = wait_s(failures, FIRST_WAIT_S, LONGEST_WAIT_S)
+            self._tell(f"not connected to {self._url} ({reason}): trying again in {pause_s:.1f} s")
+            await self._sleep(pause_s)
+
+    async def _connection(self) -> AsyncGenerator[Item]:
+        params = httpx.QueryParams([*(("source", source) for source in self._sources), ("after", self._after)])
+        async with aconnect_sse(
+            self._client,
+            "GET",
+            f"{self._url}/api/feed",
+            params=params,
+            headers=dict(self._headers),
+            timeout=self._timeout,
+            follow_redirects=False,
+        ) as stream:
+            await self._check(stream)
+            self.connections += 1
+            async with aclosing(stream.aiter_sse()) as events:
+                async for event in events:
+                    item = _read(event)
+                    if item is not None:
+                        yield item
+
+    async def _check(self, stream: EventSource) -> None:
+        """Return if it is the feed that answers."""
+        response = stream.response
+        status = response.status_code
+        kind = response.headers.get("content-type", "").partition(";")[0]
+        if status == 200 and kind == "text/event-stream":
+            return
+        error = mapping(_json(await _beginning(response))).get("error")
+        ours = isinstance(error, str)
+        if 300 <= status < 400:
+            said = f"redirects to {response.headers.get('location', 'somewhere')}, which is not followed: name that"
+        elif status == 200:
+            said = f"answers with {kind or 'something'} and not with a feed: is it the address of a control plane?"
+        else:
+            said = f"answers {status}" + (f": {error}" if ours else "")
+        if status == 401:
+            said += "; the token is that of WEBHOOKS_TUNNEL_TOKEN, or --token"
+        # Once it has worked, somebody else who answers in between (a proxy, a hotel's login page) will go away again.
+        if (status in SETTLED and ours) or (status < 500 and status != 429 and self.connections == 0):
+            raise Refused(f"{self._url} {said}")
+        raise _Away(said)
+
+
+def _read(event: ServerSentEvent) -> Item | None:
+    """Read one event of the feed; one of a kind that this version does not know is passed over.
+
+    Raises:
+        WebhooksError: it is not what the feed sends.
+    """
+    try:
+        match event.event:
+            case "delivery":
+                told = _Delivery.model_validate_json(event.data)
+                delivery = Incoming(
+                    source=told.source,
+                    headers=told.headers,
+                    body=base64.b64decode(told.body_base64, validate=True),
+                    id=told.id,
+                    event=told.event,
+                    received_at=told.received_at,
+                )
+                return Arrived(event.id, delivery)
+            case "pruned":
+                pruned = _Told.model_validate_json(event.data)
+                return Pruned(event.id, pruned.id, pruned.source, pruned.received_at)
+            case "hello" | "position":
+                hello = _Hello.model_validate_json(event.data)
+                return Standing(event.id, hello.waiting, hello.waiting_since, hello.lag.held_back, hello.lag.seconds)
+            case _:
+                return None
+    except (ValidationError, ValueError) as error:
+        raise WebhooksError(f"the feed sent a {event.event} that cannot be read: {error}") from None
+
+
+def _base(url: str) -> str:
+    """Return the base address of a control plane.
+
+    Raises:
+        ConfigurationError: it is none; what may be a password is not repeated.
+    """
+    try:
+        parts = urlsplit(url)
+        port = parts.port
+    except ValueError:
+        raise ConfigurationError("the address cannot be read: write https://HOST or http://HOST:PORT") from None
+    if parts.username is not None or parts.password is not None:
+        raise ConfigurationError("leave out what stands before the @: a token goes into WEBHOOKS_TUNNEL_TOKEN")
+    if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
+        raise ConfigurationError(f"{url} is no address of a control plane: write https://HOST or http://HOST:PORT")
+    return url.rstrip("/")
+
+
+def _authorization(token: str | None) -> dict[str, str]:
+    if token is None:
+        return {}
+    if not (token.isascii() and token.isprintable()):  # the client's own complaint would show it
+        raise ConfigurationError("the token of the control plane has characters that cannot be sent")
+    return {"authorization": f"Bearer {token}"}
+
+
+async def _beginning(response: httpx.Response) -> bytes:
+    content = bytearray()
+    async for part in response.aiter_bytes():
+        content += part
+        if len(content) >= MOST_OF_AN_ERROR:
+            break
+    return bytes(content)
+
+
+def _json(content: bytes) -> object:
+    try:
+        return json.loads(content)
+    except (ValueError, RecursionError):
+        return None
