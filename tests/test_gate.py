@@ -950,7 +950,7 @@ async def test_numbers_are_drawn_a_hundred_at_a_time(pool: Pool) -> None:
     async with pool.transaction() as tx:
         first = await draw(tx)
         assert await draw(tx) == first + 100
-        drawn = [await pool.fences(tx, 40) for _ in range(4)]
+        drawn = [await pool.fences(40, tx) for _ in range(4)]
     assert drawn == [first + 200, first + 240, first + 300, first + 340]
 
 

@@ -23,7 +23,7 @@ from webhooks.owned import Owned
 from webhooks.phase import GATE_COLUMNS, Done, check_columns
 from webhooks.pool import Pool
 from webhooks.renewer import Lease, boottime
-from webhooks.settling import Ending, write
+from webhooks.settling import Ending, read, statements
 from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, column_params
 
 Row = TypeVar("Row", default=Any)
@@ -315,7 +315,8 @@ class Claim(Generic[Row]):
 
     async def _written_in(self, tx: Transaction, ending: Done | Release) -> Ending:
         written = self._written(ending)
-        await write(tx, [written], await self._pool.fences(tx) if written.visits else 0)
+        visit = await self._pool.fences(tx=tx) if written.visits else 0
+        await read([written], [await tx.execute(*statement) for statement in statements([written], visit)])
         return written
 
     def _written(self, ending: Done | Release) -> Ending:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import os
-from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping
+from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any, LiteralString, NamedTuple, TypeVar, cast
@@ -18,14 +18,19 @@ from webhooks.errors import WebhooksError
 T = TypeVar("T")
 
 Connection = AsyncConnection[dict[str, Any]]
+Cursor = AsyncCursor[dict[str, Any]]
 Query = LiteralString | bytes | SQL | Composed
+Statement = tuple[Query, Mapping[str, object] | None]
 
 # Nothing is set on a session: behind a pooler it would reach other clients and be lost to us. The last limit is for
 # a client that stopped inside a transaction (frozen, or its machine is gone): its locks must not outlive its leases.
-BEGIN: LiteralString = (
-    "BEGIN ISOLATION LEVEL READ COMMITTED; SET LOCAL lock_timeout = '1s'; SET LOCAL synchronous_commit = on; "
-    "SET LOCAL idle_in_transaction_session_timeout = '60s'"
+START: LiteralString = "BEGIN ISOLATION LEVEL READ COMMITTED"
+_COMMON: LiteralString = (
+    "set_config('synchronous_commit', 'on', true), set_config('idle_in_transaction_session_timeout', '60s', true)"
 )
+LIMITS: LiteralString = "SELECT set_config('lock_timeout', '1s', true), " + _COMMON
+IMPATIENT: LiteralString = "SELECT set_config('lock_timeout', '100ms', true), " + _COMMON
+BEGIN: LiteralString = START + "; " + LIMITS
 
 SCHEMA = os.environ.get("WEBHOOKS_SCHEMA") or None
 
@@ -87,7 +92,7 @@ class Transaction:
         self.touched: list[str] = []
         self.ended: str | None = None
 
-    async def execute(self, query: Query, params: Mapping[str, object] | None = None) -> AsyncCursor[dict[str, Any]]:
+    async def execute(self, query: Query, params: Mapping[str, object] | None = None) -> Cursor:
         """Run one statement with named parameters.
 
         Raises:
@@ -95,17 +100,47 @@ class Transaction:
         """
         return await self.connection.execute(query, params)
 
-    async def finish(self, *last: tuple[Query, Mapping[str, object] | None]) -> list[AsyncCursor[dict[str, Any]]]:
-        """Run the transaction's last statements, sent together with its COMMIT, and return their cursors.
+    async def finish(self, query: Query, params: Mapping[str, object] | None = None) -> None:
+        """Run the transaction's last statement, sent together with its COMMIT.
 
         Raises:
             psycopg.Error: what the database refused; nothing is committed.
         """
         async with self.connection.pipeline():
-            cursors = [await self.connection.execute(query, params) for query, params in last]
+            await self.connection.execute(query, params)
             commit = await self.connection.execute("COMMIT", prepare=False)
         self.ended = commit.statusmessage
-        return cursors
+
+
+async def at_once(
+    connection: Connection, statements: Sequence[Statement], limits: LiteralString = LIMITS
+) -> list[Cursor]:
+    """Run a whole transaction of ours in one trip, and return its statements' cursors once it is committed.
+
+    Args:
+        connection: not in a transaction.
+        statements: none may depend on another's answer.
+        limits: what is set first: `LIMITS`, or `IMPATIENT` where a lock is better not waited for.
+
+    Raises:
+        psycopg.Error: what the database refused; nothing is committed.
+    """
+    try:
+        async with connection.pipeline():
+            await connection.execute(START, prepare=False)
+            await connection.execute(limits)
+            cursors = [await connection.execute(query, params) for query, params in statements]
+            await connection.execute("COMMIT", prepare=False)
+    except BaseException:
+        await _rolled_back(connection)
+        raise
+    return cursors
+
+
+async def _rolled_back(connection: Connection) -> None:
+    if not connection.closed:
+        with suppress(psycopg.Error):
+            await connection.execute("ROLLBACK", prepare=False)
 
 
 async def draw(tx: Transaction) -> int:
@@ -146,9 +181,7 @@ async def transaction(connection: Connection, limits: LiteralString = "") -> Asy
         if tx.ended is None:
             tx.ended = (await connection.execute("COMMIT", prepare=False)).statusmessage
     except BaseException:
-        if not connection.closed:
-            with suppress(psycopg.Error):
-                await connection.execute("ROLLBACK", prepare=False)
+        await _rolled_back(connection)
         raise
     if tx.ended != "COMMIT":
         raise RolledBack("nothing was committed: a statement failed and its error was swallowed")

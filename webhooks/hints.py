@@ -240,7 +240,7 @@ def _appearance(evidence: Evidence, body: bytes) -> Iterator[str]:
     """Say what looks odd, where nothing was confirmed."""
     encoding = first(evidence.headers, "content-encoding")
     if encoding is not None and encoding.lower() != "identity":
-        yield f"it came compressed (Content-Encoding: {encoding}); was it signed before that?"
+        yield f"it came compressed (Content-Encoding: {encoding[:40]}); was it signed before that?"
     if not body:
         yield "the body is empty: did something between the provider and you read it already?"
         return

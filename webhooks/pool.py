@@ -6,7 +6,7 @@ import asyncio
 import os
 import secrets
 import socket
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
 from typing import Any, LiteralString
@@ -16,7 +16,7 @@ from psycopg.conninfo import conninfo_to_dict
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from webhooks.db import BLOCK, Connection, Transaction, draw, transaction
+from webhooks.db import BLOCK, LIMITS, Connection, Cursor, Statement, Transaction, at_once, draw, transaction
 from webhooks.embedded import embedded
 from webhooks.marks import Marks
 from webhooks.outcome import Backoff
@@ -118,17 +118,14 @@ class Pool:
                 await pool.connections.close()
 
     @asynccontextmanager
-    async def transaction(self, limits: LiteralString = "") -> AsyncGenerator[Transaction]:
+    async def transaction(self) -> AsyncGenerator[Transaction]:
         """Open a transaction of ours on a connection of the pool.
-
-        Args:
-            limits: further `SET LOCAL` statements, each after a semicolon.
 
         Raises:
             psycopg_pool.PoolTimeout: no connection was free, or none could be made, within three seconds.
             psycopg.Error: the database refused a statement or went away.
         """
-        async with self.connection() as connection, transaction(connection, limits) as tx:
+        async with self.connection() as connection, transaction(connection) as tx:
             yield tx
 
     @asynccontextmanager
@@ -146,12 +143,18 @@ class Pool:
                 raise asyncio.CancelledError
             yield connection
 
-    async def fences(self, tx: Transaction, count: int = 1) -> int:
+    async def at_once(self, statements: Sequence[Statement], limits: LiteralString = LIMITS) -> list[Cursor]:
+        """Run a whole transaction in one trip; see `db.at_once`."""
+        async with self.connection() as connection:
+            return await at_once(connection, statements, limits)
+        return []
+
+    async def fences(self, count: int = 1, tx: Transaction | None = None) -> int:
         """Return the first of `count` consecutive numbers that nobody ever had, taken before the statement using them.
 
         Args:
-            tx: where a new block is drawn from the sequence when this process's own is used up.
             count: how many are needed, at most 100.
+            tx: where a new block is drawn from the sequence when this process's own is used up; None: by itself.
 
         Raises:
             ValueError: more are needed than a block holds; the next numbers are another process's.
@@ -159,7 +162,13 @@ class Pool:
         if not 0 < count <= BLOCK:
             raise ValueError(f"between 1 and {BLOCK} rows are claimed at once, not {count}")
         if count > self._fences_left:
-            self._fence, self._fences_left = await draw(tx), BLOCK
+            if tx is None:
+                async with self.transaction() as own:
+                    drawn = await draw(own)
+            else:
+                drawn = await draw(tx)
+            if count > self._fences_left:  # others may have drawn meanwhile
+                self._fence, self._fences_left = drawn, BLOCK
         first = self._fence
         self._fence += count
         self._fences_left -= count

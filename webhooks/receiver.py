@@ -2,7 +2,7 @@
 
 This one endpoint takes the ASGI scope directly, because it is the one that has to be fast; everything else is
 Starlette. Whatever a request holds, its answer is one of 200, 202, 400, 401, 404, 405, 413 and 503, with a small JSON
-body, and never a computed signature.
+body, and never a computed signature. What was refused is kept, after its answer was sent, for `webhooks rejections`.
 """
 
 from __future__ import annotations
@@ -26,6 +26,7 @@ from webhooks import observe
 from webhooks.accept import Accepter
 from webhooks.delivery import Delivery, Headers
 from webhooks.errors import Refused, Unavailable
+from webhooks.refusals import Refusal, Refusals
 from webhooks.sources import Source
 from webhooks.tunnel.probe import answer as probe_answer
 from webhooks.tunnel.probe import is_probe
@@ -36,7 +37,13 @@ PREFIX = "/webhooks/"
 RETRY_AFTER_S = 5
 BODY_WITHIN_S = 60  # GitHub itself waits ten seconds for the answer
 LINGER_S = 2.0
+# So much of a body is read whatever else is being read: nearly every delivery is shorter.
+FREE_BYTES = 64 * 1024
+UNVERIFIED_BYTES = 256 * 1024 * 1024
 ENCODE = json.JSONEncoder(separators=(",", ":")).encode
+
+
+_Outcome = tuple[int, dict[str, object], Refusal | None]
 
 
 class Receiver:
@@ -47,6 +54,9 @@ class Receiver:
         secrets: by source, all secrets in force.
         accepter: stores what was verified.
         max_body_bytes: the largest body taken.
+        refusals: keeps what was refused; None: nothing is kept of it.
+        unverified_bytes: how much memory the bodies take together that are being read; past it, one that is longer
+            than 64 KiB is answered 503.
         now: unix seconds, against which signed times are held.
     """
 
@@ -57,12 +67,16 @@ class Receiver:
         accepter: Accepter,
         *,
         max_body_bytes: int,
+        refusals: Refusals | None = None,
+        unverified_bytes: int = UNVERIFIED_BYTES,
         now: Callable[[], float] = time.time,
     ) -> None:
         self._sources = sources
         self._secrets = secrets
         self._accepter = accepter
         self._max_body_bytes = max_body_bytes
+        self._refusals = refusals
+        self._room = _Room(unverified_bytes)
         self._now = now
         self._probe_key = token_bytes(32)
         other = Starlette(
@@ -76,85 +90,160 @@ class Receiver:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
             await self._other(scope, receive, send)
             return
-        body = _Body(receive)
-        outcome: tuple[int, dict[str, object]]
+        body = _Body(receive, self._room)
         try:
-            outcome = await self._take(scope, body)
+            status, answer, refused = await self._outcome(scope, body)
+            await _answer(send, status, answer, unread=body if body.given_up else None)
+            if refused is not None and self._refusals is not None:
+                await self._keep(refused, self._refusals)
         except _Disconnected:
             return
+        finally:
+            body.free()
+
+    async def _outcome(self, scope: Scope, body: _Body) -> _Outcome:
+        try:
+            return await self._take(scope, body)
+        except _Disconnected:
+            raise
         except asyncio.CancelledError:  # only a server that stops does not wait for the rest of a request
-            outcome = 503, {"error": "stopping"}
+            return 503, {"error": "stopping"}, None
         except Exception as error:  # whatever it was, the sender is asked to try again
             log.error("a request could not be handled", path=scope["path"], exc_info=error)
-            outcome = 503, {"error": "unexpected"}
-        status, answer = outcome
-        await _answer(send, status, answer, unread=body if status in (400, 413) and not body.ended else None)
+            return 503, {"error": "unexpected"}, None
 
-    async def _take(self, scope: Scope, sent: _Body) -> tuple[int, dict[str, object]]:
+    async def _take(self, scope: Scope, sent: _Body) -> _Outcome:
         name = scope["path"][len(PREFIX) :]
         source = self._sources.get(name)
         if source is None:
-            return 404, {"error": "unknown_source"}
+            return 404, {"error": "unknown_source"}, None
         if scope["method"] != "POST":
-            return 405, {"error": "use POST"}
+            return 405, {"error": "use POST"}, None
+        headers: Headers = tuple((key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"])
         try:
             body = await sent.read(self._max_body_bytes)
         except TimeoutError:
-            return self._counted(name, 400, {"error": "body_too_slow", "limit_seconds": BODY_WITHIN_S})
+            refused = Refusal(name, "body_too_slow", headers, None, sent.size, self._now())
+            answer: dict[str, object] = {"error": "body_too_slow", "limit_seconds": BODY_WITHIN_S}
+            return self._counted(name, "too_slow", 400, answer, refused)
+        except _NoRoom:
+            return self._counted(name, "no_room", 503, {"error": "too_many_long_bodies"})
         if body is None:
-            return self._counted(name, 413, {"error": "body_too_large", "limit_bytes": self._max_body_bytes})
+            refused = Refusal(name, "body_too_large", headers, None, sent.size, self._now())
+            answer = {"error": "body_too_large", "limit_bytes": self._max_body_bytes}
+            return self._counted(name, "too_large", 413, answer, refused)
         started = time.perf_counter()
-        headers: Headers = tuple((key.decode("latin-1"), value.decode("latin-1")) for key, value in scope["headers"])
+        now = self._now()
         try:
-            source.verify(headers, body, self._secrets.get(name, ()), self._now())
-        except Refused as refused:
-            observe.REJECTIONS.labels(name, refused.cause).inc()
-            log.info("refused", source=name, cause=refused.cause, bytes=len(body))
-            return self._counted(name, 401, {"error": refused.cause})
+            source.verify(headers, body, self._secrets.get(name, ()), now)
+        except Refused as error:
+            observe.REJECTIONS.labels(name, error.cause).inc()
+            log.info("refused", source=name, cause=error.cause, bytes=len(body))
+            refused = Refusal(name, error.cause, headers, body, len(body), now)
+            return self._counted(name, "rejected", 401, {"error": error.cause}, refused)
+        sent.free()
         if is_probe(body):
-            return self._counted(name, 200, {"status": "answered", "probe": probe_answer(self._probe_key, body)})
+            return self._counted(name, "answered", 200, {"probe": probe_answer(self._probe_key, body)})
         if source.answered(headers, body):
-            return self._counted(name, 200, {"status": "answered"})
+            return self._counted(name, "answered", 200, {"status": "answered"})
         delivery = Delivery(name, source.dedup_key(headers, body), source.keep(headers), body)
         try:
             accepted = await self._accepter.accept(delivery)
         except Unavailable as away:
-            return self._counted(name, 503, {"error": "unavailable", "reason": str(away)})
+            return self._counted(name, "unavailable", 503, {"error": "unavailable", "reason": str(away)})
         observe.ACCEPT_SECONDS.observe(time.perf_counter() - started)
         observe.DELIVERIES.labels(name, accepted.status).inc()
         log.debug(accepted.status, source=name, delivery=accepted.delivery, bytes=len(body))
-        return 202 if accepted.status == "accepted" else 200, {
-            "delivery": accepted.delivery,
-            "status": accepted.status,
-        }
+        status = 202 if accepted.status == "accepted" else 200
+        return status, {"delivery": accepted.delivery, "status": accepted.status}, None
 
-    def _counted(self, source: str, status: int, answer: dict[str, object]) -> tuple[int, dict[str, object]]:
-        outcomes = {200: "answered", 400: "too_slow", 401: "rejected", 413: "too_large", 503: "unavailable"}
-        observe.DELIVERIES.labels(source, outcomes[status]).inc()
-        return status, answer
+    def _counted(
+        self, source: str, outcome: str, status: int, answer: dict[str, object], refused: Refusal | None = None
+    ) -> _Outcome:
+        observe.DELIVERIES.labels(source, outcome).inc()
+        return status, answer, refused
+
+    async def _keep(self, refused: Refusal, refusals: Refusals) -> None:
+        try:
+            await refusals.keep(refused)
+        except asyncio.CancelledError:
+            pass  # its sender was answered: nothing is owed any more
+        except Exception as error:  # a rejection that cannot be kept is no reason to close a connection
+            log.error("a refused request could not be kept", source=refused.source, exc_info=error)
+
+
+class _Room:
+    """The memory that bodies may take which are still being read."""
+
+    def __init__(self, most: int) -> None:
+        self.left = most
 
 
 class _Disconnected(Exception):
     """The sender went away before its body was whole: nothing of it is kept."""
 
 
-class _Body:
-    """The body of one request, counted as it comes, whatever its length was said to be."""
+class _NoRoom(Exception):
+    """The bodies that are being read take all the memory there is for them."""
 
-    def __init__(self, receive: Receive) -> None:
+
+class _Body:
+    """The body of one request, counted as it comes, whatever its length was said to be.
+
+    Attributes:
+        ended: whether all of it was read.
+        given_up: whether the rest of it is of no use.
+        size: how much of it was read.
+    """
+
+    def __init__(self, receive: Receive, room: _Room) -> None:
         self.ended = False
+        self.given_up = False
+        self.size = 0
         self._receive = receive
+        self._room = room
+        self._held = 0
 
     async def read(self, limit: int) -> bytes | None:
-        """Return the body, or None as soon as it is longer than `limit` bytes."""
+        """Return the body, or None as soon as it is longer than `limit` bytes.
+
+        Raises:
+            TimeoutError: it does not end.
+            _NoRoom: it is long, and so are many others just now.
+        """
         first = await self._next()
+        self.size = len(first)
         if self.ended:
-            return first if len(first) <= limit else None
+            return first if self.size <= limit else None
         body = bytearray(first)
-        async with asyncio.timeout(BODY_WITHIN_S):
-            while not self.ended and len(body) <= limit:
-                body += await self._next()
-        return bytes(body) if len(body) <= limit else None
+        try:
+            async with asyncio.timeout(BODY_WITHIN_S):
+                while not self.ended and self.size <= limit:
+                    self._hold()
+                    body += await self._next()
+                    self.size = len(body)
+        except (TimeoutError, _NoRoom):
+            self.given_up = True
+            self.free()
+            raise
+        if self.size > limit:
+            self.given_up = not self.ended
+            self.free()
+            return None
+        return bytes(body)
+
+    def _hold(self) -> None:
+        more = self.size - FREE_BYTES - self._held
+        if more > 0:
+            if more > self._room.left:
+                raise _NoRoom
+            self._room.left -= more
+            self._held += more
+
+    def free(self) -> None:
+        """Give back the room that the body took; from now on somebody else counts it, or it is gone."""
+        self._room.left += self._held
+        self._held = 0
 
     async def _next(self) -> bytes:
         message = await self._receive()
@@ -179,7 +268,7 @@ async def _answer(send: Send, status: int, answer: dict[str, object], *, unread:
         headers.append((b"retry-after", str(RETRY_AFTER_S).encode()))
     elif status == 405:
         headers.append((b"allow", b"POST"))
-    elif unread is not None:
+    if unread is not None:
         headers.append((b"connection", b"close"))
     await send({"type": "http.response.start", "status": status, "headers": headers})
     if unread is not None:

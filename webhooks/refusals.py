@@ -12,7 +12,7 @@ import asyncio
 import hashlib
 from collections.abc import Collection, Mapping
 from contextlib import suppress
-from dataclasses import replace
+from dataclasses import dataclass, replace
 from functools import partial
 
 import structlog
@@ -53,6 +53,27 @@ DROPPED = Counter(
 Likeness = tuple[str, Headers, int, bytes | None]
 
 
+@dataclass(frozen=True, slots=True)
+class Refusal:
+    """A request that the receiver did not let in.
+
+    Args:
+        source: the name in its URL.
+        cause: why it was refused.
+        headers: all header lines as received.
+        body: the bytes as received; None where they were not read to their end.
+        size: how many were read.
+        at: unix seconds, the clock that it was verified by.
+    """
+
+    source: str
+    cause: str
+    headers: Headers
+    body: bytes | None
+    size: int
+    at: float
+
+
 class Refusals:
     """Keeps what the receiver refused.
 
@@ -91,36 +112,28 @@ class Refusals:
             self._drop(left, "stopping")
         await self._wire.close()
 
-    async def keep(
-        self, source: str, cause: str, headers: Headers, body: bytes | None, size: int, received_at: float
-    ) -> None:
-        """Queue a refused request. Its sender has had the answer; what is raised here reaches nobody.
-
-        Args:
-            source: the name in its URL.
-            cause: why it was refused.
-            headers: the header lines as received.
-            body: the bytes as received; None where they were not read to their end.
-            size: how many were read.
-            received_at: unix seconds, the clock that it was verified by.
-        """
+    async def keep(self, refusal: Refusal) -> None:
+        """Queue a refused request whose sender has had the answer."""
+        source, body = refusal.source, refusal.body
         if self._caps.rows == 0 or self._stopping.is_set():
             return
         if self._full(source):
             DROPPED.labels(source, "no room").inc()
             return
-        kept = keep(self._sources[source], headers)
+        kept = keep(self._sources[source], refusal.headers)
         digest = None
         if body is not None:
-            digest = _sha256(body) if size <= SHORT_BYTES else await asyncio.to_thread(_sha256, body)
-        likeness = (cause, kept, size, digest)
+            digest = _sha256(body) if len(body) <= SHORT_BYTES else await asyncio.to_thread(_sha256, body)
+        likeness = (refusal.cause, kept, refusal.size, digest)
         waiting = self._waiting[source]
         before = waiting.get(likeness)
         if before is not None:
-            waiting[likeness] = replace(before, last_at=max(received_at, before.last_at), times=before.times + 1)
+            waiting[likeness] = replace(before, last_at=max(refusal.at, before.last_at), times=before.times + 1)
             return
-        stored = body if size <= MOST_BODY_BYTES else None
-        waiting[likeness] = Rejection(source, cause, kept, stored, size, digest, received_at, received_at)
+        stored = body if refusal.size <= MOST_BODY_BYTES else None
+        waiting[likeness] = Rejection(
+            source, refusal.cause, kept, stored, refusal.size, digest, refusal.at, last_at=refusal.at
+        )
         self._bytes[source] += _weight(waiting[likeness])
         self._arrived.set()
 

@@ -17,6 +17,7 @@ from psycopg.sql import SQL, Composable
 from webhooks.db import Transaction, clean, compose, table
 from webhooks.delivery import Headers
 from webhooks.senders import COMPANIONS, SIGNATURES, TOKENS
+from webhooks.settings import Settings
 from webhooks.sources import Source
 
 MOST = 1000
@@ -31,11 +32,12 @@ _FROM_OTHERS = COMPANIONS | SIGNATURES.keys() | TOKENS.keys()
 _CREDENTIALS = frozenset({"authorization", "proxy-authorization", "cookie", "set-cookie"})
 
 
-def _composed(text: LiteralString, **parts: Composable) -> bytes:
+def composed(text: LiteralString, **parts: Composable) -> bytes:
+    """Compose a statement about `{rejections}`."""
     return compose(text, rejections=table("rejections"), **parts)
 
 
-STORE = _composed(
+STORE = composed(
     "WITH new AS MATERIALIZED (\n"
     "    SELECT * FROM unnest(%(sources)s::text[], %(causes)s::text[], %(headers)s::text[], %(whole)s::bool[],\n"
     "        %(bodies)b::bytea[], %(sizes)s::bigint[], %(digests)b::bytea[], %(first)s::timestamptz[],\n"
@@ -57,7 +59,7 @@ STORE = _composed(
 )
 # Every source keeps its newest: a flood on one is cut first, whatever its share. A row that somebody is accepting just
 # now is passed over.
-TRIM = _composed(
+TRIM = composed(
     "WITH sized AS (\n"
     "    SELECT id, source, last_at,\n"
     "        CASE WHEN body IS NULL THEN 0 ELSE body_bytes END + pg_column_size(headers) + 200 AS bytes\n"
@@ -84,7 +86,7 @@ WANTED = SQL(
     "    AND (%(ago)s::interval IS NULL OR last_at >= statement_timestamp() - %(ago)s)\n"
     "    AND (%(before)s::bigint IS NULL OR id < %(before)s)"
 )
-KINDS = _composed(
+KINDS = composed(
     "SELECT source, cause, count(*) AS kept, sum(times)::bigint AS times,\n"
     "    count(*) FILTER (WHERE delivery IS NOT NULL) AS accepted, max(last_at) AS last_at,\n"
     "    (array_agg(id ORDER BY last_at DESC, id DESC))[1] AS newest\n"
@@ -92,12 +94,12 @@ KINDS = _composed(
     "GROUP BY source, cause ORDER BY max(last_at) DESC, source, cause LIMIT %(limit)s",
     wanted=WANTED,
 )
-LIST = _composed(
+LIST = composed(
     "SELECT id, source, cause, body_bytes, received_at, last_at, times, delivery, accepted_at\n"
     "FROM {rejections}\n{wanted}\nORDER BY id DESC LIMIT %(limit)s",
     wanted=WANTED,
 )
-ONE = _composed(
+ONE = composed(
     "SELECT id, source, cause, headers, body, body_bytes, encode(body_sha256, 'hex') AS body_sha256, received_at,\n"
     "    last_at, times, delivery, accepted_at\n"
     "FROM {rejections} WHERE id = %(id)s"
@@ -144,6 +146,15 @@ class Caps:
     rows: int
     bytes: int
     age: timedelta
+
+    @classmethod
+    def of(cls, settings: Settings) -> Caps:
+        """Return those of the environment."""
+        return cls(
+            rows=settings.rejections_kept,
+            bytes=settings.rejections_mib * 1024 * 1024,
+            age=timedelta(days=settings.rejections_days),
+        )
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -212,12 +223,12 @@ async def trim(tx: Transaction, caps: Caps) -> int:
 
 async def kinds(tx: Transaction, wanted: Filter) -> list[dict[str, Any]]:
     """Return what was refused by source and cause, the latest first: how often, and the id of the newest."""
-    return await (await tx.execute(KINDS, _params(wanted))).fetchall()
+    return await (await tx.execute(KINDS, wanted_params(wanted))).fetchall()
 
 
 async def listed(tx: Transaction, wanted: Filter) -> list[dict[str, Any]]:
     """Return rejections, the newest first, without headers and bodies."""
-    return await (await tx.execute(LIST, _params(wanted))).fetchall()
+    return await (await tx.execute(LIST, wanted_params(wanted))).fetchall()
 
 
 async def one(tx: Transaction, id: int) -> dict[str, Any] | None:
@@ -231,7 +242,7 @@ async def one(tx: Transaction, id: int) -> dict[str, Any] | None:
     return row
 
 
-def _params(wanted: Filter) -> dict[str, object]:
+def wanted_params(wanted: Filter) -> dict[str, object]:
     return {
         "source": None if wanted.source is None else clean(wanted.source),
         "cause": None if wanted.cause is None else clean(wanted.cause),

@@ -33,8 +33,8 @@ def other_secrets(recipe: Recipe, secrets: Sequence[str]) -> Iterator[tuple[str,
             yield "if the quotes around the secret here are dropped", recipe, secret[1:-1]
         if secret != secret.strip():
             yield "if the white space around the secret here is dropped", recipe, secret.strip()
-        for named, more in (("newline", "\n"), ("CRLF", "\r\n"), ("space", " ")):
-            yield f"with a {named} after the secret: the provider's has one at its end", recipe, secret + more
+        for what, more in (("newline", "\n"), ("CRLF", "\r\n"), ("space", " ")):
+            yield f"with a {what} after the secret: the provider's has one at its end", recipe, secret + more
         yield "with a space before the secret: the provider's begins with one", recipe, " " + secret
         for quote in "\"'":
             yield "with quotes around the secret: the provider's has them", recipe, f"{quote}{secret}{quote}"

@@ -12,7 +12,6 @@ import re
 import zlib
 from collections.abc import Callable, Iterator
 from contextlib import suppress
-from typing import cast
 from urllib.parse import quote, quote_plus, unquote_to_bytes
 
 from webhooks.delivery import Headers
@@ -107,7 +106,7 @@ def _json(body: bytes) -> Iterator[Guess]:
     except (Unreadable, UnicodeDecodeError):
         return
     layouts: list[tuple[str, str]] = [("", text)]
-    tokens = _TOKEN.findall(text)
+    tokens: list[str] = _TOKEN.findall(text)
     for words, comma, colon in (("compactly", ",", ":"), ("with spaces", ", ", ": "), ("with colon spaces", ",", ": ")):
         marks = {",": comma, ":": colon}
         layouts.append((words, "".join(marks.get(token, token) for token in tokens)))
@@ -118,15 +117,20 @@ def _json(body: bytes) -> Iterator[Guess]:
         for words, indent in (("indented by two", 2), ("indented by four", 4), ("indented by tabs", "\t")):
             layouts.append((words, json.dumps(parsed, ensure_ascii=False, indent=indent)))
     seen = {body}
-    ways = itertools.product(layouts, *_EDITS)
-    for (layout, written), *edits in sorted(ways, key=lambda way: sum(bool(words) for words, _ in way)):
-        for _, edit in cast("list[_Edit]", edits):
+    ways = [(layout, edits) for layout in layouts for edits in itertools.product(*_EDITS)]
+    for (layout, written), edits in sorted(ways, key=_differences):
+        for _, edit in edits:
             written = edit(written)
         sent = written.encode("utf-8", "surrogatepass")
         if sent not in seen:
             seen.add(sent)
             how = ", ".join(words for words in (layout, *(words for words, _ in edits)) if words)
             yield f"if the body is re-serialised {how}: {REWROTE}", sent
+
+
+def _differences(way: tuple[tuple[str, str], tuple[_Edit, ...]]) -> int:
+    (layout, _), edits = way
+    return bool(layout) + sum(bool(words) for words, _ in edits)
 
 
 def _escaped(text: str) -> str:

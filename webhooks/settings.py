@@ -101,6 +101,12 @@ class Settings(BaseSettings):
         validation_alias="WEBHOOKS_CONTROL_HOSTS",
         description="Names, comma-separated, by which the control plane is asked besides those of this machine.",
     )
+    tunnel_token: str | None = Field(
+        default=None,
+        validation_alias="WEBHOOKS_TUNNEL_TOKEN",
+        repr=False,
+        description="What `webhooks tunnel` shows to the control plane of the deployed consumer.",
+    )
     log_level: Literal["debug", "info", "warning", "error"] = Field(
         default="info",
         validation_alias="WEBHOOKS_LOG_LEVEL",

@@ -8,31 +8,29 @@ group that fails is nobody's answer: each claim then settles for itself, and see
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping
-from contextlib import AbstractAsyncContextManager, asynccontextmanager
+from collections.abc import AsyncGenerator, Mapping, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
-from typing import Any, LiteralString, Protocol
+from typing import LiteralString, Protocol
 
 import psycopg
 import structlog
 from psycopg_pool import PoolTimeout
 
-from webhooks.db import Ready, Transaction, ended
+from webhooks.db import IMPATIENT, Cursor, Ready, Statement, ended
 from webhooks.statements import WAKE_PARKED
 
 log = structlog.get_logger(__name__)
 
 MOST = 100
-# A row that somebody locks is left to its own claim to wait for.
-LIMITS: LiteralString = "; SET LOCAL lock_timeout = '100ms'"
 
 
 class Database(Protocol):
     """What a group needs of the pool."""
 
-    def transaction(self, limits: LiteralString = "") -> AbstractAsyncContextManager[Transaction]: ...
+    async def at_once(self, statements: Sequence[Statement], limits: LiteralString) -> list[Cursor]: ...
 
-    async def fences(self, tx: Transaction, count: int = 1) -> int: ...
+    async def fences(self, count: int = 1) -> int: ...
 
 
 @dataclass(slots=True, eq=False)
@@ -91,35 +89,33 @@ class Settling:
                 await self._write([ending for ending, _ in group])
 
     async def _write(self, group: list[Ending]) -> None:
-        async with self._database.transaction(LIMITS) as tx:
-            await write(tx, group, await self._visits(tx, group), last=True)
-
-    async def _visits(self, tx: Transaction, group: list[Ending]) -> int:
-        count = sum(ending.visits for ending in group)
-        return await self._database.fences(tx, count) if count else 0
+        visits = sum(ending.visits for ending in group)
+        first = await self._database.fences(visits) if visits else 0
+        # A row that somebody locks is left to its own claim to wait for.
+        await read(group, await self._database.at_once(statements(group, first), IMPATIENT))
 
 
-async def write(tx: Transaction, group: list[Ending], visit: int, *, last: bool = False) -> None:
-    """Write ends in a transaction, and make the deliveries due that wait for their rows.
+def statements(group: Sequence[Ending], visit: int) -> list[Statement]:
+    """Return what writes these ends, and makes the deliveries due that wait for their rows.
 
     Args:
-        tx: the transaction.
         group: in the order in which rows are locked.
         visit: the first of as many numbers as there are ends that need one.
-        last: whether the transaction ends with it.
     """
-    statements: list[tuple[bytes, dict[str, Any]]] = []
+    written: list[Statement] = []
     for ending in group:
-        statements.append((ending.statement, {**ending.params, "visit": visit}))
+        written.append((ending.statement, {**ending.params, "visit": visit}))
         visit += ending.visits
     # A statement of its own: it has to see who parked while the rows above were being waited for.
-    statements.append((WAKE_PARKED, {"rows": [ending.row for ending in group]}))
-    cursors = await tx.finish(*statements) if last else [await tx.execute(*statement) for statement in statements]
-    for ending, cursor in zip(group, cursors, strict=False):
+    return [*written, (WAKE_PARKED, {"rows": [ending.row for ending in group]})]
+
+
+async def read(group: Sequence[Ending], cursors: Sequence[Cursor]) -> None:
+    """Read the answers of those statements."""
+    woken = await cursors[-1].fetchall()
+    for ending, cursor in zip(group, cursors[:-1], strict=True):
         row = await cursor.fetchone()
         ending.status = None if row is None else row["status"]
-    woken = await cursors[-1].fetchall()
-    for ending in group:
         ending.woken = [Ready("deliveries", "applying", row["id"]) for row in woken if row["parked_on"] == ending.row]
 
 

@@ -30,7 +30,7 @@ GIVE_BACK_WITHIN_S = 5.0
 async def take(pool: Pool, owned: Owned, key: object, claimed_by: str | None) -> Claim[Any] | None:
     """Claim a known row: one conditional UPDATE, and `rowcount` is the answer. None: not ours, back off."""
     async with _given_back(pool, owned, 1) as given_back, pool.transaction() as tx:
-        fence = given_back.fence = await pool.fences(tx)
+        fence = given_back.fence = await pool.fences(tx=tx)
         params = {"fence": fence, "claimed_by": claimed_by or pool.process, "lease": owned.lease}
         asked_at = boottime()
         cursor = await tx.execute(owned.claim, {**owned.key.params(key), **params})
@@ -49,7 +49,7 @@ async def take(pool: Pool, owned: Owned, key: object, claimed_by: str | None) ->
             "claimed_by": columns["claimed_by"],
             "claimed_at": columns["claimed_at"],
         }
-        await tx.finish((RECORD_ATTEMPT, attempt))
+        await tx.finish(RECORD_ATTEMPT, attempt)
         return Claim[Any](pool, owned, columns, asked_at)
     return None
 
@@ -109,10 +109,11 @@ async def _claim_next(
     """Claim up to `limit` rows in one statement, beginning at the mark, and remember where it ended."""
     statement = owned.statements.claim_next(*wanted, marked=mark is not None)
     marks = {f"mark_{place}": value for place, value in enumerate(mark or ())}
-    async with _given_back(pool, owned, limit) as given_back, pool.transaction() as tx:
-        fence = given_back.fence = await pool.fences(tx, limit)
+    fence = await pool.fences(limit)
+    async with _given_back(pool, owned, limit) as given_back:
+        given_back.fence = fence
         asked_at = boottime()
-        [cursor] = await tx.finish((statement, {**params, **marks, "limit": limit, "fence": fence}))
+        [cursor] = await pool.at_once([(statement, {**params, **marks, "limit": limit, "fence": fence})])
         rows = await cursor.fetchall()
         ended_at = [[row.pop(f"mark_{place}") for place in range(len(owned.statements.marks))] for row in rows]
         if queue is not None and rows:

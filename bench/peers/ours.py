@@ -7,7 +7,7 @@ a heartbeat: claim what is next, complete it, until nothing is left.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
+from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
 from typing import Any
@@ -44,9 +44,8 @@ SELECT 'acme', id, id, '{"type": "process", "command": ["true"]}'
 FROM unnest(ARRAY['ada', 'bob', 'cyd', 'dan']) AS id;
 """
 FILL_ISSUES = """
-INSERT INTO issues (company_id, assigned_agent_id, title, priority, created_at)
-SELECT 'acme', (ARRAY['ada', 'bob', 'cyd', 'dan'])[1 + n %% 4], 'issue ' || n,
-    (ARRAY['critical', 'high', 'medium', 'low'])[1 + n / 4 %% 4], now() - n * interval '10 seconds'
+INSERT INTO issues (company_id, assigned_agent_id, title, created_at)
+SELECT 'acme', (ARRAY['ada', 'bob', 'cyd', 'dan'])[1 + n %% 4], 'issue ' || n, now() - interval '30 days' + n * interval '1 s'
 FROM generate_series(1, %(jobs)s) AS n
 """
 
@@ -56,13 +55,13 @@ class Job(BaseModel):
     payload: str
 
 
-def gate_of_jobs(concurrency: int | None = None) -> Gate[Job]:
+def gate_of_jobs(concurrency: int | None = None, done: Callable[[int], None] = ran) -> Gate[Job]:
     """A gate with one phase that does nothing; `None` is the default number at once."""
     gate = Gate("jobs", key="id", row=Job)
 
     @gate.phase("waiting", claimed="working", done="finished", concurrency=concurrency)
     async def work(job: Job, claim: Claim[Job]) -> None:
-        ran(job.id)
+        done(job.id)
 
     return gate
 

@@ -1,4 +1,4 @@
-"""Deliveries in files: the lines of `webhooks export`, directories of payloads, single requests as they were captured."""
+"""Deliveries in files: the lines of `webhooks export`, payloads, single requests as they were captured."""
 
 from webhooks.captures.capture import Capture
 from webhooks.captures.files import captures

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import hashlib
 import re
 import uuid
 from dataclasses import dataclass
@@ -101,6 +102,8 @@ def payload(content: bytes, *, place: int, name: str, stem: str, source: Source,
     headers: list[tuple[str, str]] = [("content-type", "application/json")]
     if isinstance(source, GitHub):
         event = (event or stem.partition("__")[0]).partition(".")[0]
-        made = uuid.uuid5(uuid.NAMESPACE_OID, event + ":" + content.hex())
+        if not event:
+            return Capture(place=place, name=name, fault="nothing says what it tells of: say it with --event")
+        made = uuid.uuid5(uuid.NAMESPACE_OID, f"{event}:{hashlib.sha256(content).hexdigest()}")
         headers += [("x-github-event", event), ("x-github-delivery", str(made))]
     return Capture(place=place, name=name, source=source.name, event=event, headers=tuple(headers), body=content)

@@ -65,11 +65,15 @@ async def _captures(
     except OSError as error:
         raise ConfigurationError(f"{name} cannot be read: {error.strerror}") from None
     with file:
-        chunks = _chunks(file)
-        first = await _first_line(chunks)
-        if not first.strip():
-            raise ConfigurationError(f"there is nothing in {name}")
-        if lines.is_line(first.partition(b"\n")[0]):
+        async with aclosing(_chunks(file)) as chunks:
+            first = await _first_line(chunks)
+            if not first.strip():
+                raise ConfigurationError(f"there is nothing in {name}")
+            if not lines.is_line(first.lstrip().partition(b"\n")[0]):
+                content = first + b"".join([chunk async for chunk in chunks])
+                yield _whole(content, path, name, sources, source, event, before + 1)
+                return
+
             number = 0
             async for line in _lines(first, chunks):
                 number += 1
@@ -78,18 +82,25 @@ async def _captures(
                     capture = lines.read(line, place=before, name=f"line {number} of {name}")
                     if capture.fault is not None or _wanted(capture, source, event):
                         yield capture
-            return
-        content = first + b"".join([chunk async for chunk in chunks])
-    place = before + 1
-    if first.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in (b"{", b"["):
-        yield request(content, place=place, name=name, source=source)
-        return
+
+
+def _whole(
+    content: bytes,
+    path: Path | None,
+    name: str,
+    sources: Mapping[str, Source],
+    source: str | None,
+    event: str | None,
+    place: int,
+) -> Capture:
+    if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in (b"{", b"["):
+        return request(content, place=place, name=name, source=source)
     sender = sources.get(source) if source is not None else None
     if sender is None:
         known = ", ".join(sources) or "none"
         raise ConfigurationError(f"{name} is a payload alone: say whose it is with --source; there are: {known}")
     stem = "" if path is None else path.stem
-    yield payload(content, place=place, name=name, stem=stem, source=sender, event=event)
+    return payload(content, place=place, name=name, stem=stem, source=sender, event=event)
 
 
 def _wanted(capture: Capture, source: str | None, event: str | None) -> bool:
@@ -106,7 +117,7 @@ def _standard_input() -> BinaryIO:
         return io.BytesIO(sys.stdin.buffer.read())
 
 
-async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
+async def _chunks(file: BinaryIO) -> AsyncGenerator[bytes]:
     """Yield what is in a file; a pipe is read so that everything else goes on while nothing comes."""
     if isinstance(file, io.BytesIO) or stat.S_ISREG(os.fstat(file.fileno()).st_mode):
         while chunk := file.read(CHUNK):
@@ -119,6 +130,8 @@ async def _chunks(file: BinaryIO) -> AsyncIterator[bytes]:
         while chunk := await reader.read(CHUNK):
             yield chunk
     finally:
+        # Whoever else has this pipe or terminal open shares the setting.
+        os.set_blocking(file.fileno(), True)
         transport.close()
 
 

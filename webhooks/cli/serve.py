@@ -43,6 +43,7 @@ def _read_every(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option("--control-port", type=PORT, default=3100, show_default=True, help="Its port; 0 takes any free one.")
 @click.option("--worker/--no-worker", default=True, help="Run a worker in this process, or leave it to webhooks work.")
 @click.option("--prune-every", callback=_read_every, help="Prune again and again: 1h, 12h; WEBHOOKS_PRUNE_EVERY_S.")
+@click.option("--reconcile-every", callback=_read_every, help="Fetch what is missing again and again: 15m, 1h.")
 @click.option("--reload", is_flag=True, help="Start again whenever a Python file of the working directory changes.")
 def serve(
     app: str,
@@ -53,6 +54,7 @@ def serve(
     control_port: int,
     worker: bool,
     prune_every: float | None,
+    reconcile_every: float | None,
     reload: bool,
 ) -> None:
     """Run the receiver, the control plane and a worker.
@@ -62,7 +64,7 @@ def serve(
     """
     _configure()
     if reload:
-        _reload(app, dev, host, port, control_host, control_port, worker, prune_every)
+        _reload(app, dev, host, port, control_host, control_port, worker, prune_every, reconcile_every)
     options = Options(
         app=app,
         dev=dev,
@@ -72,6 +74,7 @@ def serve(
         control_port=control_port,
         worker=worker,
         prune_every_s=prune_every,
+        reconcile_every_s=reconcile_every,
     )
     run(options, announce)
 
@@ -102,6 +105,7 @@ def _reload(
     control_port: int,
     worker: bool,
     prune_every: float | None,
+    reconcile_every: float | None,
 ) -> None:
     if not port or not control_port:
         raise click.UsageError("--reload needs fixed ports: a new start would take others")
@@ -109,6 +113,7 @@ def _reload(
     arguments += ["--control-host", control_host, "--control-port", str(control_port)]
     arguments += [*(["--dev"] if dev else []), "--worker" if worker else "--no-worker"]
     arguments += ["--prune-every", f"{prune_every:.0f}s"] if prune_every is not None else []
+    arguments += ["--reconcile-every", f"{reconcile_every:.0f}s"] if reconcile_every is not None else []
     sys.exit(run_reloading(arguments, Path.cwd(), lambda text: click.echo(f"reload: {text}", err=True)))
 
 

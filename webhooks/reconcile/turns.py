@@ -1,9 +1,9 @@
 """Whose turn it is to reconcile, where many processes do so on a schedule.
 
-A lock cannot do it: none of ours outlives its transaction, and no transaction may span a call to a provider. So the turn
-is a row, and whoever moves its `next_at` on has it; the row count decides. A process that dies in its turn costs that one
-round. Should a round last longer than the interval, another process begins the next one beside it: that is harmless,
-because each delivery is claimed before it is asked for, and the inbox takes a copy for a copy.
+A lock cannot do it: none of ours outlives its transaction, and no transaction may span a call to a provider. So the
+turn is a row, and whoever moves its `next_at` on has it; the row count decides. A process that dies in its turn costs
+that one round. Should a round last longer than the interval, another process begins the next one beside it: that is
+harmless, because each delivery is claimed before it is asked for, and the inbox knows a copy from what is new.
 """
 
 from __future__ import annotations

@@ -1,7 +1,8 @@
-"""Sample deliveries, one JSON file an event, for sending to a receiver of one's own.
+"""Sample deliveries for sending to a receiver of one's own: a JSON file an event, and Shortcut's, put together.
 
 A value that is exactly `$number` or `$other_number` becomes a number, fresh in every delivery; inside a longer text
-they, `$uuid`, `$now` and `$event` are replaced. `any.json` serves every event of a provider.
+they, `$uuid`, `$now` and `$event` are replaced. `any.json` serves every event of a provider. A further sample of an
+event has a word after an `@`: `issues.opened@whole`.
 """
 
 from __future__ import annotations
@@ -17,6 +18,7 @@ from string import Template
 from typing import Any
 
 from webhooks.errors import ConfigurationError
+from webhooks.samples import shortcut
 from webhooks.sources import GitHub, Shortcut, Source, StandardWebhooks
 from webhooks.sources.reading import is_array, is_object
 
@@ -29,14 +31,30 @@ ANY = "any"
 
 
 def names(source: Source) -> list[str]:
-    """Return the events that a source has a sample of; `any` stands for every other one."""
+    """Return the samples that a source has; `any` stands for every event without one."""
     folder = _folder(source)
-    found = () if folder is None else folder.iterdir()
-    return sorted(file.name.removesuffix(".json") for file in found if file.name.endswith(".json"))
+    found = [] if folder is None else [file.name for file in folder.iterdir()]
+    named = {name.removesuffix(".json") for name in found if name.endswith(".json")}
+    return sorted(named | set(shortcut.names() if isinstance(source, Shortcut) else ()))
 
 
-def sample(source: Source, event: str) -> dict[str, Any]:
+def event_of(name: str) -> str:
+    """Return the event that a sample is of."""
+    return name.partition("@")[0]
+
+
+def numbers() -> dict[str, int]:
+    """Draw what `$number` and `$other_number` stand for; samples made with the same ones tell of the same thing."""
+    return {"number": 1_000_000 + randbelow(9_000_000), "other_number": 10_000_000 + randbelow(90_000_000)}
+
+
+def sample(source: Source, event: str, fresh: Mapping[str, int] | None = None) -> dict[str, Any]:
     """Return a body with which the source's provider would tell of an event, new in every call.
+
+    Args:
+        source: whose.
+        event: the event, or one of `names`.
+        fresh: what `numbers` drew, where several samples are to belong together.
 
     Raises:
         ConfigurationError: there is none; the message lists those there are.
@@ -46,15 +64,15 @@ def sample(source: Source, event: str) -> dict[str, Any]:
     if folder is None or name not in known:
         listed = f"there are: {', '.join(known)}; or " if known else ""
         raise ConfigurationError(f"there is no sample of {source.name} {event}: {listed}give a body with --file")
-    body = json.loads((folder / f"{name}.json").read_text(encoding="utf-8"))
-    fresh = {
+    file = folder / f"{name}.json"
+    body = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else shortcut.template(name)
+    values = {
         "uuid": str(uuid.uuid4()),
         "now": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-        "event": event,
-        "number": 1_000_000 + randbelow(9_000_000),
-        "other_number": 10_000_000 + randbelow(90_000_000),
+        "event": event_of(event),
+        **(fresh or numbers()),
     }
-    filled: dict[str, Any] = _filled(body, fresh)
+    filled: dict[str, Any] = _filled(body, values)
     return filled
 
 

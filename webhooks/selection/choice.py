@@ -11,12 +11,12 @@ from webhooks.deliveries import Disposition
 from webhooks.errors import ConfigurationError
 from webhooks.selection.paths import JsonFilter
 
-Unit = Literal["run", "request", "original"]
+Unit = Literal["run", "request", "part", "original"]
 """What is selected.
 
 `run`: what a worker applies: a delivery that was not split, or each event that was split off. `request`: a delivery as
-it came in, unless it repeats another. `original`: the same, without what came out of a file, and also where one of its
-events alone fits the filters.
+it came in, unless it repeats another. `part`: an event that was split off. `original`: a request less those that came
+out of a file, and one of its events alone may fit the filters.
 """
 
 DEEPEST = 100

@@ -42,6 +42,12 @@ _REQUEST = named(
     status=_STATUS,
     row=_ROW,
 )
+_PART = named(
+    "{common}\n        AND {status}\n        AND {row}\n        AND d.parent IS NOT NULL AND %(ids)s::bigint[] IS NULL",
+    common=_COMMON,
+    status=_STATUS,
+    row=_ROW,
+)
 # The event of a delivery that was split names those of all its parts, so that it need not be looked for in them.
 _ORIGINAL = named(
     "{common}\n"
@@ -56,7 +62,7 @@ _ORIGINAL = named(
     common=_COMMON,
     status=_STATUS,
 )
-_FITS: Mapping[Unit, Composed] = {"run": _RUN, "request": _REQUEST, "original": _ORIGINAL}
+_FITS: Mapping[Unit, Composed] = {"run": _RUN, "request": _REQUEST, "part": _PART, "original": _ORIGINAL}
 
 COUNT: Mapping[Unit, bytes] = {
     unit: compose(

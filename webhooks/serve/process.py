@@ -32,8 +32,12 @@ from webhooks.errors import WebhooksError
 from webhooks.loading import DEFAULT_APP, load_consumer
 from webhooks.pool import Pool
 from webhooks.receiver import Receiver
+from webhooks.reconcile.scheduled import plan
+from webhooks.refusals import Refusals
+from webhooks.rejections import Caps
 from webhooks.retention import Ages, scheduled
 from webhooks.serve.database import database, prepared
+from webhooks.serve.reconciling import reconciling
 from webhooks.serve.schedule import every
 from webhooks.serve.secrets import Secrets, read_secrets
 from webhooks.serve.servers import listen, serving, url_of
@@ -63,6 +67,7 @@ class Options:
         control_port: its port, 0 for any free one; None: no control plane.
         worker: whether to run a worker.
         prune_every_s: seconds between two prunings; None: the setting's.
+        reconcile_every_s: seconds between two looks for what providers have and we do not; None: none.
     """
 
     app: str = DEFAULT_APP
@@ -73,6 +78,7 @@ class Options:
     control_port: int | None = None
     worker: bool = True
     prune_every_s: float | None = None
+    reconcile_every_s: float | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -196,13 +202,27 @@ async def _start(
     else:
         await stack.enter_async_context(_ringing(bell))
     await stack.enter_async_context(_beside(_tell_of_ignored(pool, consumer)))
+    if options.reconcile_every_s is not None:
+        to_reconcile = plan(settings, consumer)
+        work = reconciling(options.reconcile_every_s, pool, to_reconcile, moved)
+        await stack.enter_async_context(_beside(work))
     prune_every_s = options.prune_every_s or settings.prune_every_s
     if prune_every_s is not None:
         Ages.of(settings, consumer.sources)  # what is wrong with a setting is told now, and not every hour
         pruning = every(prune_every_s, "prune", partial(scheduled, pool, consumer, settings))
         await stack.enter_async_context(_beside(pruning))
     if receiver_socket is not None and accepter is not None:
-        receiver = Receiver(consumer.sources, secrets.in_force, accepter, max_body_bytes=settings.max_body_bytes)
+        refusals = Refusals(pool, consumer.sources, Caps.of(settings))
+        refusals.start()
+        stack.push_async_callback(refusals.stop)
+        receiver = Receiver(
+            consumer.sources,
+            secrets.in_force,
+            accepter,
+            max_body_bytes=settings.max_body_bytes,
+            refusals=refusals,
+            unverified_bytes=settings.unverified_bytes,
+        )
         watched.append(await stack.enter_async_context(serving(receiver, receiver_socket, "receiver")))
     receiver_url = None if receiver_socket is None else url_of(receiver_socket)
     control_url = None if control_socket is None else url_of(control_socket)

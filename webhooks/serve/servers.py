@@ -12,6 +12,7 @@ import uvicorn
 from starlette.types import ASGIApp
 
 from webhooks.errors import ConfigurationError
+from webhooks.serve.protocol import BoundedProtocol
 
 BACKLOG = 2048
 # A request has its answer within three seconds of its last byte; whoever is still sending then is cut off.
@@ -67,7 +68,7 @@ async def serving(app: ASGIApp, sock: socket.socket, name: str) -> AsyncGenerato
     config = uvicorn.Config(
         app,
         loop="none",
-        http="httptools",
+        http=BoundedProtocol,
         ws="none",
         lifespan="off",
         log_config=None,

@@ -129,12 +129,7 @@ async def bookmark(home: Path, url: str, sources: Collection[str], to: str) -> A
     """
     about: dict[str, object] = {"url": url, "sources": sorted(sources), "to": to}
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
-    directory = home / "tunnel"
-    try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.mkdir(mode=0o700, exist_ok=True)
-    except OSError as error:
-        raise ConfigurationError(f"cannot keep the tunnel's place in {directory}: {error.strerror}") from None
+    directory = _made(home / "tunnel")
     with _alone(directory / f"{name}.lock", f"{url} to {to}"):
         kept = Bookmark(directory / f"{name}.json", about)
         writing = asyncio.create_task(kept.run(), name="webhooks-bookmark")
@@ -145,6 +140,15 @@ async def bookmark(home: Path, url: str, sources: Collection[str], to: str) -> A
             # A write under way goes on in its thread; this one comes after it.
             await asyncio.gather(writing, return_exceptions=True)
             await asyncio.to_thread(kept.write)
+
+
+def _made(directory: Path) -> Path:
+    try:
+        directory.parent.mkdir(mode=0o700, parents=True, exist_ok=True)
+        directory.mkdir(mode=0o700, exist_ok=True)
+    except OSError as error:
+        raise ConfigurationError(f"cannot keep the tunnel's place in {directory}: {error.strerror}") from None
+    return directory
 
 
 @contextmanager

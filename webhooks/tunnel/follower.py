@@ -8,91 +8,25 @@ there is not.
 from __future__ import annotations
 
 import asyncio
-import base64
 import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
-from dataclasses import dataclass
-from datetime import datetime
 from urllib.parse import urlsplit
 
 import httpx
-from httpx_sse import EventSource, ServerSentEvent, aconnect_sse
-from pydantic import BaseModel, ValidationError
+from httpx_sse import EventSource, aconnect_sse
 
-from webhooks.errors import ConfigurationError, WebhooksError
+from webhooks.errors import ConfigurationError
 from webhooks.feed import KEEP_ALIVE_S
 from webhooks.sources.reading import mapping
-from webhooks.tunnel.relay import Incoming, Sleep, Tell, wait_s
+from webhooks.tunnel.items import Item, read
+from webhooks.tunnel.relay import Sleep, Tell, wait_s
 
 SILENT_S = KEEP_ALIVE_S + 10
 CONNECT_WITHIN_S = 10.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 MOST_OF_AN_ERROR = 64 * 1024
 SETTLED = frozenset({400, 401, 403, 404, 409, 421})
-
-
-@dataclass(frozen=True, slots=True)
-class Standing:
-    """Where the follower is.
-
-    Args:
-        cursor: its place.
-        waiting: how many deliveries wait; None where nobody counted.
-        since: when the first of them was received.
-        held_back: how many more are held back by a transaction that stays open at the deployed consumer's database.
-        held_s: for how many seconds.
-    """
-
-    cursor: str
-    waiting: int | None
-    since: datetime | None
-    held_back: int
-    held_s: float
-
-
-@dataclass(frozen=True, slots=True)
-class Arrived:
-    """A delivery, and the place behind it."""
-
-    cursor: str
-    delivery: Incoming
-
-
-@dataclass(frozen=True, slots=True)
-class Pruned:
-    """A delivery whose body is not kept any more, and the place behind it."""
-
-    cursor: str
-    id: int
-    source: str
-    received_at: datetime
-
-
-Item = Standing | Arrived | Pruned
-
-
-class _Lag(BaseModel):
-    held_back: int
-    seconds: float
-
-
-class _Hello(BaseModel):
-    waiting: int | None = None
-    waiting_since: datetime | None = None
-    lag: _Lag
-
-
-class _Told(BaseModel):
-    id: int
-    source: str
-    event: str | None
-    received_at: datetime
-
-
-class _Delivery(_Told):
-    headers: tuple[tuple[str, str], ...]
-    body_base64: str
 
 
 class Refused(ConfigurationError):
@@ -179,7 +113,7 @@ class Follower:
             self.connections += 1
             async with aclosing(stream.aiter_sse()) as events:
                 async for event in events:
-                    item = _read(event)
+                    item = read(event)
                     if item is not None:
                         yield item
 
@@ -204,37 +138,6 @@ class Follower:
         if (status in SETTLED and ours) or (status < 500 and status != 429 and self.connections == 0):
             raise Refused(f"{self._url} {said}")
         raise _Away(said)
-
-
-def _read(event: ServerSentEvent) -> Item | None:
-    """Read one event of the feed; one of a kind that this version does not know is passed over.
-
-    Raises:
-        WebhooksError: it is not what the feed sends.
-    """
-    try:
-        match event.event:
-            case "delivery":
-                told = _Delivery.model_validate_json(event.data)
-                delivery = Incoming(
-                    source=told.source,
-                    headers=told.headers,
-                    body=base64.b64decode(told.body_base64, validate=True),
-                    id=told.id,
-                    event=told.event,
-                    received_at=told.received_at,
-                )
-                return Arrived(event.id, delivery)
-            case "pruned":
-                pruned = _Told.model_validate_json(event.data)
-                return Pruned(event.id, pruned.id, pruned.source, pruned.received_at)
-            case "hello" | "position":
-                hello = _Hello.model_validate_json(event.data)
-                return Standing(event.id, hello.waiting, hello.waiting_since, hello.lag.held_back, hello.lag.seconds)
-            case _:
-                return None
-    except (ValidationError, ValueError) as error:
-        raise WebhooksError(f"the feed sent a {event.event} that cannot be read: {error}") from None
 
 
 def _base(url: str) -> str:

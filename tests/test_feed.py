@@ -1,0 +1,601 @@
+"""The feed: what is in it, in which order, and what its followers are told."""
+
+from __future__ import annotations
+
+import asyncio
+import hashlib
+import json
+import signal
+import time
+from collections.abc import AsyncIterator
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any, Literal
+
+import httpx
+import pytest
+from consumers import arrival, arrived, from_github, from_shortcut, stories
+from feeds import Deployed, body_of, deliveries, deployed, following
+from gates import backends, elsewhere, sql, until
+from processes import empty_database, serving, webhooks
+from psycopg import AsyncConnection
+
+from webhooks import Pool, feed
+from webhooks.control import frames
+from webhooks.db import Transaction
+from webhooks.feed import MOST_BYTES, MOST_DELIVERIES, START, Level, NotAPlace, Page, Place, read_place, written
+from webhooks.inbox import insert
+
+# What a sender may write and no serialiser would write again.
+ODDLY_WRITTEN = b'{\n   "a": 2,\n  "id": 12345678901234567890, "f": 1.0, "e": "\\u00e9", "a": 3\n}'
+
+
+async def level(pool: Pool) -> Level:
+    async with pool.transaction() as tx:
+        return await feed.level(tx)
+
+
+async def page_now(pool: Pool, after: Place = START, *sources: str) -> Page:
+    async with pool.transaction() as tx:
+        return await feed.page(tx, after, await feed.level(tx), sources)
+
+
+async def page(pool: Pool, after: Place = START, *sources: str) -> Page:
+    """A page, once nothing is held back: other tests may share the server."""
+
+    async def settled() -> bool:
+        return not (await level(pool)).held
+
+    await until(settled)
+    return await page_now(pool, after, *sources)
+
+
+async def whole(pool: Pool, *sources: str) -> list[int]:
+    """The ids of the whole feed, page after page."""
+    ids: list[int] = []
+    place, more = START, True
+    while more:
+        found = await page(pool, place, *sources)
+        ids += [entry.id for entry in found.entries]
+        place, more = found.place, found.more
+    return ids
+
+
+async def located(pool: Pool, after: Place | datetime | timedelta | Literal["now", "all"]) -> Place:
+    async with pool.transaction() as tx:
+        return await feed.located(tx, after)
+
+
+# ---- places
+
+
+@pytest.mark.parametrize("place", [START, Place(1, 1), Place(2**64 - 1, 2**63 - 1), Place(743, 12)])
+def test_a_place_is_read_as_it_was_written(place: Place) -> None:
+    assert read_place(written(place)) == place
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "now",
+        "1h",
+        "12",
+        "é",
+        "AQAAAAAAAAAAAAAAAAAAAA",  # one too short
+        "AQAAAAAAAAAAAAAAAAAAAAAA",  # one too long
+        "AgAAAAAAAAAAAAAAAAAAAAA",  # another version
+        "AQAAAAAAAAAAAAAAAAAAAAB",  # bits past the end
+        "AQAAAAAAAAAA/////////w8",  # not our alphabet, and no such id
+        "AQAAAAAAAAAA__________8",
+        "AQAAAAAAAAAAAAAAAAAAAAA=",
+    ],
+)
+def test_a_text_that_no_place_is_written_as_is_refused(text: str) -> None:
+    with pytest.raises(NotAPlace):
+        read_place(text)
+
+
+# ---- order
+
+
+async def test_a_commit_that_comes_late_is_missed_by_ids_and_not_by_the_feed(database_url: str, pool: Pool) -> None:
+    """The earlier of two accepts is held open while the later one commits, and somebody looks."""
+    async with await elsewhere(database_url) as slow, slow.transaction():
+        early = (await insert(tx_of(slow), [arrival(b"early", key="early")]))["shortcut", "early"]
+        [late] = await arrived(pool, arrival(b"late"))
+        by_id = [row["id"] for row in await sql(pool, "SELECT id FROM deliveries ORDER BY id")]
+        seen_meanwhile = await page_now(pool)
+        held = await level(pool)
+
+    by_id += [
+        row["id"] for row in await sql(pool, "SELECT id FROM deliveries WHERE id > %(id)s ORDER BY id", id=by_id[-1])
+    ]
+    rest = await page(pool, seen_meanwhile.place)
+
+    assert early < late
+    assert by_id == [late], "whoever follows ids has passed the early one by"
+    assert seen_meanwhile.entries == []
+    assert (held.held, held.last) == (1, START)
+    assert [entry.id for entry in rest.entries] == [early, late]
+
+
+def tx_of(connection: AsyncConnection[dict[str, Any]]) -> Transaction:
+    return Transaction(connection)
+
+
+async def test_pages_put_together_are_the_whole_in_order(pool: Pool) -> None:
+    for _ in range(5):
+        await arrived(pool, *(arrival(b"x") for _ in range(MOST_DELIVERIES // 2 - 7)))
+    rows = await sql(pool, "SELECT id FROM deliveries ORDER BY accepted_xid, id")
+
+    assert await whole(pool) == [row["id"] for row in rows]
+    assert len((await page(pool)).entries) == MOST_DELIVERIES
+
+
+async def test_a_transaction_in_any_database_of_the_server_holds_back_what_comes_after_it_and_that_is_told(
+    pool: Pool, server_url: str
+) -> None:
+    async with await elsewhere(server_url) as other:
+        async with other.transaction():
+            await other.execute("SELECT pg_current_xact_id()")
+            ids = await arrived(pool, arrival(b"1", key="1"), arrival(b"2", key="2"))
+            await sql(pool, "UPDATE deliveries SET received_at = received_at - interval '40 seconds'")
+            held = await level(pool)
+            assert (await page_now(pool)).entries == []
+        assert await whole(pool) == ids
+
+    assert held.held == 2
+    assert 40 <= held.held_s < 60
+
+
+# ---- what is in it
+
+
+async def test_it_has_what_was_received_and_no_parts_or_replays_of_it(pool: Pool) -> None:
+    received, fetched = await arrived(pool, arrival(b"{}", key="a"), arrival(b"{}", key="b"))
+    await sql(pool, "UPDATE deliveries SET origin = 'reconcile' WHERE id = %(id)s", id=fetched)
+    await sql(
+        pool,
+        "INSERT INTO deliveries (source, dedup_key, position, parent, status)"
+        " VALUES ('shortcut', 'a', 1, %(id)s, 'received')",
+        id=received,
+    )
+    await sql(
+        pool,
+        "INSERT INTO deliveries (source, dedup_key, replay_of, origin, body, status)"
+        " VALUES ('shortcut', 'a again', %(id)s, 'replay', '{}', 'received')",
+        id=received,
+    )
+
+    assert await whole(pool) == [received, fetched]
+
+
+async def test_only_the_sources_asked_for_are_in_it(pool: Pool) -> None:
+    a, b, c = await arrived(
+        pool, arrival(b"1", key="1"), arrival(b"2", key="2", source="github"), arrival(b"3", key="3", source="mirror")
+    )
+
+    assert sorted(await whole(pool, "shortcut", "mirror")) == sorted([a, c])
+    assert await whole(pool, "github") == [b]
+
+
+async def test_what_others_sent_is_looked_through_once(pool: Pool) -> None:
+    await arrived(pool, *(arrival(b"x") for _ in range(3)))
+
+    found = await page(pool, START, "github")
+
+    assert found == Page([], (await level(pool)).last, more=False)
+
+
+async def test_a_page_takes_what_fits_and_a_body_that_is_larger_alone(pool: Pool) -> None:
+    sizes = [10, MOST_BYTES // 2, MOST_BYTES // 2, MOST_BYTES * 2, 1, 0]
+    bodies = [bytes([65 + place]) * size for place, size in enumerate(sizes)]
+    for number, body in enumerate(bodies):
+        await arrived(pool, arrival(body, key=str(number)))
+
+    pages: list[list[bytes | None]] = []
+    place, more = START, True
+    while more:
+        found = await page(pool, place)
+        pages.append([entry.body for entry in found.entries])
+        place, more = found.place, found.more
+
+    assert pages == [bodies[:2], bodies[2:3], bodies[3:4], bodies[4:]]
+
+
+async def test_a_pruned_delivery_is_in_it_without_its_body(pool: Pool) -> None:
+    [id] = await arrived(pool, arrival(b"x"))
+    await sql(pool, "UPDATE deliveries SET body = NULL, headers = '[]', pruned_at = now() WHERE id = %(id)s", id=id)
+
+    [entry] = (await page(pool)).entries
+
+    assert (entry.id, entry.body) == (id, None)
+    assert entry.pruned_at is not None
+
+
+# ---- where to start
+
+
+async def test_a_start_now_leaves_out_what_is_there_and_a_start_at_all_does_not(pool: Pool) -> None:
+    before = await arrived(pool, arrival(b"1"))
+    now = await located(pool, "now")
+    after = await arrived(pool, arrival(b"2"))
+
+    assert [entry.id for entry in (await page(pool, now)).entries] == after
+    assert [entry.id for entry in (await page(pool, await located(pool, "all"))).entries] == before + after
+
+
+async def test_a_start_now_does_not_leave_out_what_is_being_accepted(pool: Pool, database_url: str) -> None:
+    async with await elsewhere(database_url) as slow:
+        async with slow.transaction():
+            ids = await insert(tx_of(slow), [arrival(b"early", key="early")])
+            now = await located(pool, "now")
+        assert [entry.id for entry in (await page(pool, now)).entries] == list(ids.values())
+
+
+@pytest.mark.parametrize("ago", [timedelta(hours=2), "at"])
+async def test_a_start_at_a_time_leaves_out_what_was_received_before(pool: Pool, ago: timedelta | str) -> None:
+    old, recent, newest = [(await arrived(pool, arrival(bytes([65 + number]))))[0] for number in range(3)]
+    for id, hours in ((old, 3), (recent, 1)):
+        await sql(
+            pool,
+            "UPDATE deliveries SET received_at = now() - %(hours)s * interval '1 hour' WHERE id = %(id)s",
+            id=id,
+            hours=hours,
+        )
+    when = ago if isinstance(ago, timedelta) else datetime.now(UTC) - timedelta(hours=2)
+
+    assert [entry.id for entry in (await page(pool, await located(pool, when))).entries] == [recent, newest]
+
+
+async def test_a_start_at_a_time_after_everything_is_now(pool: Pool) -> None:
+    await arrived(pool, arrival(b"1"))
+
+    assert await located(pool, datetime(2999, 1, 1, tzinfo=UTC)) == await located(pool, "now")
+
+
+async def test_a_start_at_a_time_does_not_pass_by_what_is_still_open(pool: Pool, database_url: str) -> None:
+    async with await elsewhere(database_url) as slow:
+        async with slow.transaction():
+            early = (await insert(tx_of(slow), [arrival(b"early", key="early")]))["shortcut", "early"]
+            [late] = await arrived(pool, arrival(b"late"))
+            place = await located(pool, timedelta(hours=1))
+        assert [entry.id for entry in (await page(pool, place)).entries] == [early, late]
+
+
+async def test_a_place_ahead_of_the_database_is_refused(pool: Pool) -> None:
+    with pytest.raises(NotAPlace, match="restored"):
+        await located(pool, Place(2**40, 1))
+
+
+async def test_waiting_counts_what_lies_behind_a_place(pool: Pool) -> None:
+    first, *_ = await arrived(pool, arrival(b"1", key="1"), arrival(b"2", key="2"), arrival(b"3", source="github"))
+    [entry, *_] = (await page(pool)).entries
+    async with pool.transaction() as tx:
+        now = await feed.level(tx)
+        all_of_it = await feed.waiting(tx, START, now)
+        of_one = await feed.waiting(tx, START, now, ["shortcut"])
+        behind = await feed.waiting(tx, entry.place, now)
+        none = await feed.waiting(tx, now.last, now)
+
+    assert (all_of_it.count, of_one.count, behind.count, none.count) == (3, 2, 2, 0)
+    rows = await sql(pool, "SELECT received_at FROM deliveries WHERE id = %(id)s", id=first)
+    assert of_one.since == rows[0]["received_at"]
+    assert none.since is None
+
+
+async def test_a_page_is_read_along_its_index(pool: Pool) -> None:
+    """However the table grows, a page costs what is on it: with sequential scans left out, nothing is sorted."""
+    await arrived(pool, *(arrival(b"x") for _ in range(50)))
+    async with pool.transaction() as tx:
+        await tx.execute("SET LOCAL enable_seqscan = off; SET LOCAL enable_bitmapscan = off")
+        params = {"xid": "0", "id": 0, "horizon": str((await feed.level(tx)).horizon), "sources": None}
+        explained = await (
+            await tx.execute(b"EXPLAIN " + feed.PAGE, {**params, "most": MOST_DELIVERIES, "most_bytes": MOST_BYTES})
+        ).fetchall()
+    plan = "\n".join(row["QUERY PLAN"] for row in explained)
+    inside = plan.partition("CTE next")[2].partition("CTE fitting")[0]
+
+    assert "deliveries_feed" in inside
+    assert "Sort" not in inside
+
+
+# ---- followers
+
+
+@pytest.fixture
+async def here(database_url: str) -> AsyncIterator[Deployed]:
+    """Looked at only when told: the poll is too far off to help."""
+    async with deployed(database_url, poll_s=60) as running:
+        yield running
+
+
+@pytest.mark.invariant(12)
+@pytest.mark.parametrize(
+    "request_", [from_shortcut(ODDLY_WRITTEN), from_github(b"\xef\xbb\xbf{}"), from_github(b"\xff"), from_github(b"")]
+)
+async def test_a_follower_is_given_exactly_what_was_received(here: Deployed, request_: Any) -> None:
+    number = (await here.stack.send(request_)).json()["delivery"]
+
+    async with following(here.url) as events:
+        [event] = await deliveries(events, 1)
+
+    told = json.loads(event.data)
+    [row] = await here.stack.deliveries()
+    assert body_of(event) == request_.body
+    assert told["headers"] == row["headers"]
+    assert (told["id"], told["dedup_key"]) == (number, row["dedup_key"])
+    assert datetime.fromisoformat(told["received_at"]) == row["received_at"]
+    assert read_place(event.id).id == number
+
+
+async def test_what_is_accepted_here_comes_at_once(here: Deployed) -> None:
+    here.stack.accepter._on_moved = lambda rows: here.control.feed.look()  # as serve does
+    async with following(here.url, "after=now") as events:
+        assert (await anext(events)).event == "hello"
+        await here.stack.send(from_shortcut(stories(1)))
+        await deliveries(events, 1)
+
+
+async def test_what_another_process_accepts_is_heard_of(here: Deployed, database_url: str) -> None:
+    async with following(here.url, "after=now") as events, deployed(database_url) as other:
+        assert (await anext(events)).event == "hello"
+        bell = other.control.feed._watch._bell
+        bell.start(listen=False)
+        await other.stack.send(from_shortcut(stories(1)))
+        bell.ring()
+        await deliveries(events, 1)
+        await bell.stop()
+
+
+async def test_what_nobody_tells_of_is_found_by_polling(database_url: str) -> None:
+    async with deployed(database_url, poll_s=0.1) as here, following(here.url, "after=now") as events:
+        assert (await anext(events)).event == "hello"
+        await here.stack.send(from_shortcut(stories(1)))
+        await deliveries(events, 1)
+
+
+async def test_what_is_held_back_comes_when_the_transaction_ends_that_holds_it(
+    here: Deployed, database_url: str
+) -> None:
+    """Nobody rings when it ends; it is looked for until it comes, long before the poll."""
+    here.stack.accepter._on_moved = lambda rows: here.control.feed.look()
+    async with following(here.url, "after=now") as events, await elsewhere(database_url) as slow:
+        async with slow.transaction():
+            early = await insert(tx_of(slow), [arrival(b"early", key="early")])
+            late = (await here.stack.send(from_shortcut(stories(1)))).json()["delivery"]
+            assert (await anext(events)).event == "hello"
+        found = await deliveries(events, 2)
+
+    assert [json.loads(event.data)["id"] for event in found] == [*early.values(), late]
+
+
+async def test_each_follower_has_its_own_place(here: Deployed) -> None:
+    for number in range(4):
+        await here.stack.send(from_shortcut(stories(number)))
+    async with following(here.url) as events:
+        everything = await deliveries(events, 4)
+
+    async with (
+        following(here.url, f"after={everything[0].id}") as one,
+        following(here.url, "after=all", **{"last-event-id": everything[2].id}) as other,
+        following(here.url, "source=github&after=all") as third,
+    ):
+        assert [event.data for event in await deliveries(one, 3)] == [event.data for event in everything[1:]]
+        assert [event.data for event in await deliveries(other, 1)] == [everything[3].data]
+        assert json.loads((await anext(third)).data)["waiting"] == 0
+
+
+async def test_many_followers_share_one_connection_to_the_database(here: Deployed, database_url: str) -> None:
+    async with following(here.url) as one:
+        await anext(one)
+        await until(lambda: len(backends(database_url)) >= 5)  # the accepter's two, the pool's, the feed's, its LISTEN
+        before = len(backends(database_url))
+        async with following(here.url) as other, following(here.url) as third:
+            await here.stack.send(from_shortcut(stories(1)))
+            here.control.feed.look()
+            for events in (one, other, third):
+                await deliveries(events, 1)
+            assert len(backends(database_url)) == before
+
+
+async def test_it_says_at_the_start_what_waits_and_when_asked(here: Deployed) -> None:
+    for number in range(3):
+        await here.stack.send(from_shortcut(stories(number)))
+    [first, *_] = await here.stack.deliveries()
+    async with following(here.url) as events:
+        hello = await anext(events)
+        rest = await deliveries(events, 3)
+    async with httpx.AsyncClient(trust_env=False) as client:
+        asked = (await client.get(f"{here.url}/api/feed/waiting?after={rest[0].id}&source=shortcut")).json()
+
+    told = json.loads(hello.data)
+    assert (hello.event, told["waiting"]) == ("hello", 3)
+    assert datetime.fromisoformat(told["waiting_since"]) == first["received_at"]
+    assert told["lag"] == {"held_back": 0, "seconds": 0.0}
+    assert (asked["waiting"], asked["sources"]) == (2, ["shortcut"])
+
+
+async def test_a_pruned_body_is_said_to_be_pruned_and_not_passed_over(here: Deployed) -> None:
+    number = (await here.stack.send(from_shortcut(stories(1)))).json()["delivery"]
+    await here.stack.sql("UPDATE deliveries SET body = NULL, headers = '[]', pruned_at = now()")
+
+    async with following(here.url) as events:
+        await anext(events)
+        event = await anext(events)
+
+    told = json.loads(event.data)
+    assert (event.event, told["id"], read_place(event.id).id) == ("pruned", number, number)
+    assert told["pruned_at"]
+    assert "body_base64" not in told
+
+
+async def test_a_large_body_comes_whole_and_is_written_in_pieces(database_url: str) -> None:
+    body = b'{"a": "' + b"0123456789abcdef" * (25 << 16) + b'"}'
+    async with deployed(database_url, most_bytes=26 << 20) as here:
+        await here.stack.send(from_github(body))
+        await here.stack.send(from_github(b"{}"))
+        async with following(here.url) as events:
+            large, small = await deliveries(events, 2)
+
+        async with here.stack.pool.transaction() as tx:
+            found = await feed.page(tx, START, await feed.level(tx))
+        pieces = [len(piece) for piece in frames.written(found.entries)]
+
+    assert hashlib.sha256(body_of(large)).digest() == hashlib.sha256(body).digest()
+    assert body_of(small) == b"{}"
+    assert max(pieces) <= 3 * frames.PIECE_BYTES
+
+
+async def test_a_follower_that_does_not_read_holds_up_neither_memory_nor_others(database_url: str) -> None:
+    """Sixty-four MiB wait; somebody who connects and reads nothing makes us write a page and what a socket holds."""
+    async with deployed(database_url, most_bytes=26 << 20) as here:
+        body = b"x" * (1 << 20)
+        for _ in range(16):
+            await arrived(here.stack.pool, *(arrival(body) for _ in range(4)))
+        reader, writer = await asyncio.open_connection("127.0.0.1", here.port, limit=1024)
+        writer.write(b"GET /api/feed?after=all HTTP/1.1\r\nHost: localhost\r\n\r\n")
+        await reader.readuntil(b"hello")
+        async with following(here.url) as events:
+            await deliveries(events, 64)
+        started = time.monotonic()
+        await here.control.feed.stop()
+        assert time.monotonic() - started < 2
+        writer.transport.abort()
+
+
+async def test_silence_is_filled_with_keep_alives_and_now_and_then_a_place(database_url: str) -> None:
+    async with deployed(database_url, keep_alive_s=0.1) as here:
+        async with (
+            httpx.AsyncClient(timeout=10, trust_env=False) as client,
+            client.stream("GET", f"{here.url}/api/feed?source=github&after=all") as response,
+        ):
+            lines = response.aiter_lines()
+
+            async def until_line(start: str) -> str:
+                async with asyncio.timeout(10):
+                    while not (line := await anext(lines)).startswith(start):
+                        pass
+                return line
+
+            await until_line(": keep-alive")
+            # Somebody else's deliveries move the place of a follower who is not given them.
+            await here.stack.send(from_shortcut(stories(1)))
+            await until_line("event: position")
+            await until_line(": keep-alive")
+        found = await level(here.stack.pool)
+        async with following(here.url, f"source=github&after={written(found.last)}") as events:
+            assert (await anext(events)).id == written(found.last)
+
+
+async def test_a_follower_is_told_of_what_is_held_back(database_url: str) -> None:
+    async with (
+        deployed(database_url, keep_alive_s=0.1) as here,
+        await elsewhere(database_url) as other,
+        other.transaction(),
+    ):
+        await other.execute("SELECT pg_current_xact_id()")
+        await here.stack.send(from_shortcut(stories(1)))
+        await here.stack.sql("UPDATE deliveries SET received_at = received_at - interval '1 minute'")
+        async with following(here.url, "after=now") as events, asyncio.timeout(10):
+            while (event := await anext(events)).event != "position":
+                pass
+
+    lag = json.loads(event.data)["lag"]
+    assert lag["held_back"] == 1
+    assert lag["seconds"] >= 60
+
+
+async def test_a_lost_connection_to_the_database_does_not_end_a_response(here: Deployed, database_url: str) -> None:
+    async with following(here.url, "after=now") as events, await elsewhere(database_url) as other:
+        await anext(events)
+        await other.execute(
+            "SELECT pg_terminate_backend(pid) FROM pg_stat_activity"
+            " WHERE datname = current_database() AND pid <> pg_backend_pid()"
+        )
+
+        async def accepted() -> bool:
+            return (await here.stack.send(from_shortcut(stories(1)))).status_code == 202
+
+        await until(accepted)
+        here.control.feed.look()
+        await deliveries(events, 1)
+
+
+@pytest.mark.parametrize(
+    ("query", "status", "named"),
+    [
+        ("after=yesterday", 400, "yesterday"),
+        ("after=AQAAAAAAAAAA", 400, "cursor"),
+        ("since=1h", 400, "since"),
+        ("source=gitlab", 404, "shortcut, github, mirror"),
+        (f"after={written(Place(2**40, 1))}", 409, "restored"),
+    ],
+)
+@pytest.mark.parametrize("path", ["/api/feed", "/api/feed/waiting"])
+async def test_what_cannot_be_served_is_refused_by_name(
+    here: Deployed, path: str, query: str, status: int, named: str
+) -> None:
+    async with httpx.AsyncClient(trust_env=False) as client:
+        answer = await client.get(f"{here.url}{path}?{query}")
+
+    assert answer.status_code == status
+    assert named in answer.json()["error"]
+
+
+async def test_the_feed_is_behind_the_token_like_all_else(database_url: str) -> None:
+    async with deployed(database_url, control_token="right") as here:
+        await here.stack.send(from_shortcut(stories(1)))
+        async with httpx.AsyncClient(trust_env=False) as client:
+            without = await client.get(f"{here.url}/api/feed")
+            wrong = await client.get(f"{here.url}/api/feed", headers={"authorization": "Bearer wrong"})
+            counted = await client.get(f"{here.url}/api/feed/waiting")
+        async with following(here.url, authorization="Bearer right") as events:
+            await deliveries(events, 1)
+
+    assert {answer.status_code for answer in (without, wrong, counted)} == {401}
+
+
+async def test_a_head_request_opens_no_stream(here: Deployed) -> None:
+    async with httpx.AsyncClient(trust_env=False, timeout=5) as client:
+        answer = await client.head(f"{here.url}/api/feed")
+
+    assert (answer.status_code, answer.headers["content-type"]) == (200, "text/event-stream; charset=utf-8")
+
+
+async def test_followers_that_left_are_looked_for_no_more(here: Deployed) -> None:
+    async with following(here.url) as events:
+        await anext(events)
+        assert here.control.feed._watch._followers == 1
+
+    await until(lambda: here.control.feed._watch._followers == 0)
+
+
+async def test_stopping_ends_every_response_in_order(here: Deployed) -> None:
+    async with following(here.url) as one, following(here.url, "after=now") as other:
+        await anext(one)
+        await anext(other)
+        await here.control.feed.stop()
+        async with asyncio.timeout(2):
+            assert [event async for event in one] == []
+            assert [event async for event in other] == []
+
+
+def test_a_follower_does_not_keep_serve_from_ending(tmp_path: Path, server_url: str) -> None:
+    with empty_database(server_url) as url:
+        assert webhooks(tmp_path, "migrate", DATABASE_URL=url).returncode == 0
+        with (
+            serving(tmp_path, url, "--no-worker") as process,
+            httpx.stream("GET", f"{process.control}/api/feed", timeout=20, trust_env=False) as response,
+        ):
+            lines = response.iter_lines()
+            while next(lines) != "event: hello":
+                pass
+            started = time.monotonic()
+            process.signal(signal.SIGTERM)
+            rest = list(lines)
+            assert process.ends(10) == 0
+            assert time.monotonic() - started < 4
+            assert not [line for line in rest if line.startswith("event:")]
+            assert "Traceback" not in process.log

@@ -1,0 +1,555 @@
+"""Hooks at GitHub and Shortcut: made, reused, removed, and found again after a kill."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import signal
+import subprocess
+import sys
+from collections.abc import Iterator
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import respx
+from consumers import served
+from processes import webhooks
+
+from webhooks import Consumer, Event, GitHub, Shortcut, Transaction
+from webhooks.errors import ConfigurationError, ProviderError
+from webhooks.hooks import Target, Wanted, events_for, hook_secrets, parsed, record, registered, source_of, tidied
+from webhooks.hooks.left_behind import Entry, left_behind, recorded
+from webhooks.hooks.target import same_address
+from webhooks.serve.secrets import read_secrets
+from webhooks.settings import Settings
+
+REPOSITORY = Target("github", "acme/shop")
+SHORTCUT = Target("shortcut")
+URL = "https://one.example.com/webhooks/github"
+GITHUB = "https://api.github.com/repos/acme/shop/hooks"
+WORKSPACE = "https://api.app.shortcut.com/api/v3/integrations/webhook"
+
+
+@pytest.fixture
+def settings(tmp_path: Path) -> Settings:
+    return Settings(home=tmp_path / "home", github_token="a-token", shortcut_token="another-token")
+
+
+@pytest.fixture
+def api() -> Iterator[respx.MockRouter]:
+    """The providers; a call that a test did not foresee fails."""
+    with respx.mock(assert_all_called=False) as router:
+        yield router
+
+
+@pytest.fixture
+def told() -> list[str]:
+    return []
+
+
+def hook(id: int = 12, url: str = URL, events: tuple[str, ...] = ("push",)) -> dict[str, Any]:
+    return {
+        "type": "Repository",
+        "id": id,
+        "name": "web",
+        "active": True,
+        "events": list(events),
+        "config": {"url": url, "content_type": "json", "insecure_ssl": "0", "secret": "********"},
+        "last_response": {"code": 202, "status": "active", "message": "OK"},
+    }
+
+
+def wanted(target: Target = REPOSITORY, url: str = URL) -> Wanted:
+    return Wanted(target, url, ("issues", "push"), "fresh", "lasting")
+
+
+def on_record(settings: Settings) -> list[Entry]:
+    return recorded(settings.home)
+
+
+def killed(settings: Settings, target: Target, *steps: tuple[str, str | None], url: str = URL) -> None:
+    """Leave a record as a process does that is killed after these steps."""
+    script = (
+        "import sys, json, os, signal\nfrom pathlib import Path\nfrom webhooks.hooks import record, Target\n"
+        "home, provider, repository, url, steps = json.loads(sys.argv[1])\n"
+        "with record(Path(home), Target(provider, repository), provider, url, secret='of the dead') as kept:\n"
+        "    [kept.note(state, id) for state, id in steps]\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
+    )
+    said = json.dumps([str(settings.home), target.provider, target.repository, url, steps])
+    ended = subprocess.run([sys.executable, "-c", script, said], timeout=30, check=False)
+    assert ended.returncode == -signal.SIGKILL
+
+
+# Targets
+
+
+@pytest.mark.parametrize(
+    ("text", "target"),
+    [
+        ("shortcut", SHORTCUT),
+        ("github:acme/shop", REPOSITORY),
+        ("github:acme/shop.js_2", Target("github", "acme/shop.js_2")),
+        ("github:acme/shop,events=push", Target("github", "acme/shop", ("push",))),
+        ("github:acme/shop,events=issues,pull_request", Target("github", "acme/shop", ("issues", "pull_request"))),
+        ("github:acme/shop,events=*", Target("github", "acme/shop", ("*",))),
+        ("github:acme/shop,events=push,push", Target("github", "acme/shop", ("push",))),
+    ],
+)
+def test_a_target_is_read_as_it_is_written(text: str, target: Target) -> None:
+    assert parsed(text) == target
+
+
+@pytest.mark.parametrize(
+    "text",
+    [
+        "",
+        "github",
+        "github:acme",
+        "github:acme/shop/hooks",
+        "github:../user",
+        "github:acme/shop?x",
+        "github:acme/shop,push",
+        "github:acme/shop,events=",
+        "github:acme/shop,events=issues.opened",
+        "shortcut,events=push",
+        "gitlab:acme/shop",
+    ],
+)
+def test_a_target_that_is_none_is_refused_with_how_to_write_it(text: str) -> None:
+    with pytest.raises(ValueError, match=r"write it as|name events as|leave the rest out"):
+        parsed(text)
+
+
+def consumer(*sources: GitHub | Shortcut) -> Consumer:
+    return Consumer(gates=[], sources=sources)
+
+
+def test_the_source_is_the_one_of_that_name_or_the_only_one_of_that_kind() -> None:
+    usual, other = GitHub(), GitHub("internal")
+    assert source_of(REPOSITORY, consumer(usual, other, Shortcut())) is usual
+    assert source_of(REPOSITORY, consumer(other)) is other
+    assert source_of(REPOSITORY, consumer(usual, other), "internal") is other
+    for sources, named in [((Shortcut(),), None), ((GitHub("a"), GitHub("b")), None), ((usual,), "shortcut")]:
+        with pytest.raises(ConfigurationError, match="--source names one"):
+            source_of(REPOSITORY, consumer(*sources), named)
+
+
+def test_a_hook_subscribes_to_what_the_consumer_handles_and_never_to_ping() -> None:
+    github = GitHub()
+    assert events_for(REPOSITORY, github) == ("*",)
+    for name in ("pull_request.closed", "pull_request.opened", "issues.labeled", "ping"):
+
+        @github.on(name)
+        async def handle(event: Event, tx: Transaction) -> None: ...
+
+    assert events_for(REPOSITORY, github) == ("issues", "pull_request")
+    assert events_for(parsed("github:acme/shop,events=push"), github) == ("push",)
+
+
+@pytest.mark.parametrize(
+    ("one", "same"),
+    [
+        (URL, True),
+        ("HTTPS://One.Example.com:443/webhooks/github/", True),
+        ("http://one.example.com/webhooks/github", False),
+        ("https://one.example.com/webhooks/GitHub", False),
+        ("https://two.example.com/webhooks/github", False),
+        ("http://[", False),
+        (None, False),
+    ],
+)
+def test_addresses_are_the_same_where_a_request_to_them_is(one: str | None, same: bool) -> None:
+    assert same_address(one, URL) is same
+
+
+# A hook for the time of a tunnel
+
+
+async def test_a_hook_is_made_with_its_secret_and_removed_at_the_end(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    with record(settings.home, REPOSITORY, "github", URL, secret="fresh") as kept:
+        api.get(GITHUB).respond(json=[hook(1, "https://other.example.com/")])
+        made = api.post(GITHUB).respond(201, json=hook())
+        gone = api.delete(f"{GITHUB}/12").respond(204)
+        async with registered(settings, wanted(), kept, told.append) as found:
+            assert (found.hook.id, found.reused) == ("12", False)
+            assert [(entry.state, entry.id) for entry in on_record(settings)] == [("made", "12")]
+            assert not gone.called
+        assert gone.called
+    sent = json.loads(made.calls.last.request.content)
+    assert sent["events"] == ["issues", "push"]
+    assert sent["config"] == {"url": URL, "content_type": "json", "secret": "fresh", "insecure_ssl": "0"}
+    assert made.calls.last.request.headers["authorization"] == "Bearer a-token"
+    assert on_record(settings) == []
+    assert told == ["removed the hook 12 at github:acme/shop"]
+
+
+async def test_it_is_on_record_before_the_provider_is_asked(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    seen: list[str] = []
+
+    def create(request: httpx.Request) -> httpx.Response:
+        seen.extend(entry.state for entry in on_record(settings))
+        return httpx.Response(201, json=hook())
+
+    with record(settings.home, REPOSITORY, "github", URL) as kept:
+        api.get(GITHUB).respond(json=[])
+        api.post(GITHUB).mock(side_effect=create)
+        api.delete(f"{GITHUB}/12").respond(204)
+        async with registered(settings, wanted(), kept, told.append):
+            pass
+    assert seen == ["asked"]
+
+
+@pytest.mark.parametrize("ending", [KeyboardInterrupt, asyncio.CancelledError, RuntimeError])
+async def test_it_is_removed_however_the_block_ends(
+    ending: type[BaseException], api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    api.get(GITHUB).respond(json=[])
+    api.post(GITHUB).respond(201, json=hook())
+    gone = api.delete(f"{GITHUB}/12").respond(204)
+    with pytest.raises(ending), record(settings.home, REPOSITORY, "github", URL) as kept:
+        async with registered(settings, wanted(), kept, told.append):
+            raise ending
+    assert gone.called
+    assert on_record(settings) == []
+
+
+async def test_one_that_sends_here_already_is_reused_and_stays(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    with record(settings.home, REPOSITORY, "github", URL, secret="fresh") as kept:
+        api.get(GITHUB).respond(json=[hook(url=URL + "/")])
+        made, gone = api.post(GITHUB).respond(201), api.delete(f"{GITHUB}/12").respond(204)
+        changed = api.patch(f"{GITHUB}/12").respond(json=hook(events=("issues", "push")))
+        async with registered(settings, wanted(), kept, told.append) as found:
+            assert (found.hook.id, found.reused) == ("12", True)
+    sent = json.loads(changed.calls.last.request.content)
+    # It stays, so what it sends besides stays, and its secret is one that the receiver knows then as well.
+    assert sent["add_events"] == ["issues", "push"]
+    assert "events" not in sent
+    assert sent["config"]["secret"] == "lasting"
+    assert not made.called
+    assert not gone.called
+    assert on_record(settings) == []
+
+
+async def test_one_past_the_first_page_is_found(api: respx.MockRouter, settings: Settings, told: list[str]) -> None:
+    others = [hook(id, f"https://{id}.example.com/") for id in range(100, 200)]
+    with record(settings.home, REPOSITORY, "github", URL) as kept:
+        api.get(GITHUB, params={"page": 1}).respond(json=others)
+        api.get(GITHUB, params={"page": 2}).respond(json=[hook()])
+        api.patch(f"{GITHUB}/12").respond(json=hook())
+        made = api.post(GITHUB)
+        async with registered(settings, wanted(), kept, told.append) as found:
+            assert found.reused
+        assert not made.called
+
+
+async def test_what_an_unanswered_call_may_have_made_is_looked_for_and_removed(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    api.get(GITHUB).mock(side_effect=[httpx.Response(200, json=[]), httpx.Response(200, json=[hook()])])
+    api.post(GITHUB).mock(side_effect=httpx.ReadTimeout("no answer"))
+    gone = api.delete(f"{GITHUB}/12").respond(204)
+    with record(settings.home, REPOSITORY, "github", URL) as kept, pytest.raises(ProviderError):
+        async with registered(settings, wanted(), kept, told.append):
+            pytest.fail("there is no hook")
+    assert gone.called
+    assert on_record(settings) == []
+
+
+async def test_a_refusal_leaves_nothing_on_record(api: respx.MockRouter, settings: Settings, told: list[str]) -> None:
+    look = api.get(GITHUB).respond(json=[])
+    api.post(GITHUB).respond(422, json={"message": "Validation Failed"})
+    with record(settings.home, REPOSITORY, "github", URL) as kept, pytest.raises(ProviderError, match="Validation"):
+        async with registered(settings, wanted(), kept, told.append):
+            pytest.fail("there is no hook")
+    assert len(look.calls) == 1
+    assert on_record(settings) == []
+
+
+async def test_one_that_cannot_be_removed_now_is_removed_at_the_next_start(
+    api: respx.MockRouter, settings: Settings, told: list[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    api.get(GITHUB).respond(json=[])
+    api.post(GITHUB).respond(201, json=hook())
+    api.delete(f"{GITHUB}/12").respond(403, json={"message": "Forbidden"})
+    with record(settings.home, REPOSITORY, "github", URL) as kept:
+        async with registered(settings, wanted(), kept, told.append):
+            pass
+    assert "is still at github:acme/shop" in told[-1]
+    assert [entry.id for entry in on_record(settings)] == ["12"]
+    gone = api.delete(f"{GITHUB}/12").respond(204)
+    await tidied(settings, told.append)
+    assert gone.called
+    assert on_record(settings) == []
+
+
+async def test_without_a_token_the_setting_is_named_and_nothing_is_kept(tmp_path: Path, told: list[str]) -> None:
+    bare = Settings(home=tmp_path)
+    for target, name in ((REPOSITORY, "WEBHOOKS_GITHUB_TOKEN"), (SHORTCUT, "WEBHOOKS_SHORTCUT_TOKEN")):
+        with record(bare.home, target, "github", URL) as kept, pytest.raises(ConfigurationError, match=name):
+            async with registered(bare, wanted(target), kept, told.append):
+                pytest.fail("there is no hook")
+    assert on_record(bare) == []
+
+
+# Left behind by a kill
+
+
+@pytest.mark.parametrize("target", [REPOSITORY, SHORTCUT], ids=str)
+async def test_a_hook_of_a_killed_process_is_removed_at_the_next_start(
+    target: Target, api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    killed(settings, target, ("asked", None), ("made", "77"))
+    where = GITHUB if target is REPOSITORY else WORKSPACE
+    gone = api.delete(f"{where}/77").respond(204)
+    await tidied(settings, told.append)
+    assert gone.called
+    assert told == [f"an earlier tunnel left the hook 77 at {target}: removed"]
+    assert on_record(settings) == []
+
+
+async def test_one_made_by_a_call_whose_answer_was_not_kept_is_known_by_its_address(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    killed(settings, REPOSITORY, ("asked", None))
+    api.get(GITHUB).respond(json=[hook(5, "https://other.example.com/"), hook(78)])
+    gone = api.delete(f"{GITHUB}/78").respond(204)
+    await tidied(settings, told.append)
+    assert gone.called
+    assert on_record(settings) == []
+
+
+async def test_where_shortcut_did_not_say_an_id_a_person_is_told_where_to_look(
+    settings: Settings, told: list[str]
+) -> None:
+    killed(settings, SHORTCUT, ("asked", None))
+    await tidied(settings, told.append)
+    assert URL in told[0]
+    assert "Integrations" in told[0]
+    assert on_record(settings) == []
+
+
+async def test_one_that_is_somebody_elses_is_left_alone(settings: Settings, told: list[str]) -> None:
+    killed(settings, REPOSITORY, ("reused", "12"))
+    killed(settings, REPOSITORY)  # before anything was asked
+    await tidied(settings, told.append)
+    assert told == []
+    assert on_record(settings) == []
+
+
+async def test_one_that_is_gone_already_is_forgotten(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    killed(settings, REPOSITORY, ("made", "77"))
+    api.delete(f"{GITHUB}/77").respond(404, json={"message": "Not Found"})
+    await tidied(settings, told.append)
+    assert "gone already" in told[0]
+    assert on_record(settings) == []
+
+
+async def test_one_that_cannot_be_seen_to_now_stays_on_record(settings: Settings, told: list[str]) -> None:
+    killed(settings, REPOSITORY, ("made", "77"))
+    await tidied(Settings(home=settings.home), told.append)
+    assert "WEBHOOKS_GITHUB_TOKEN" in told[0]
+    assert [entry.id for entry in on_record(settings)] == ["77"]
+
+
+async def test_the_hook_of_a_living_tunnel_is_not_touched(settings: Settings, told: list[str]) -> None:
+    with record(settings.home, REPOSITORY, "github", URL) as kept:
+        kept.note("made", "77")
+        await tidied(settings, told.append)
+        assert [entry.id for entry in on_record(settings)] == ["77"]
+    with left_behind(settings.home) as found:
+        assert [entry.id for entry in found] == ["77"]
+        with left_behind(settings.home) as again:  # two that start at once do not both see to it
+            assert again == []
+
+
+def test_a_line_cut_short_takes_nothing_of_the_others_with_it(settings: Settings) -> None:
+    killed(settings, REPOSITORY, ("asked", None), ("made", "77"))
+    [path] = (settings.home / "hooks").glob("*.jsonl")
+    whole = path.read_bytes()
+    last = whole.splitlines(keepends=True)[-1]
+    for cut in range(1, len(last)):
+        path.write_bytes(whole[:-cut])
+        found = on_record(settings)
+        assert [(entry.state, entry.url) for entry in found] in ([("asked", URL)], [("made", URL)])
+    path.write_bytes(b"\xff not a record\n[]\n")
+    assert on_record(settings) == []
+
+
+def test_a_record_can_be_read_by_its_owner_alone(settings: Settings) -> None:
+    with record(settings.home, REPOSITORY, "github", URL, secret="fresh"):
+        [path] = (settings.home / "hooks").iterdir()
+        assert path.stat().st_mode & 0o777 == 0o600
+        assert path.parent.stat().st_mode & 0o777 == 0o700
+
+
+# The secret of a hook, and the receiver
+
+
+def test_a_receiver_for_developing_takes_the_secret_of_a_hook_as_long_as_it_is_on_record(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB", "own")
+    in_force = read_secrets(consumer(GitHub()), settings, dev=True).in_force
+    assert in_force["github"] == ("own",)
+    with record(settings.home, REPOSITORY, "github", URL, secret="fresh"):
+        assert in_force["github"] == ("own", "fresh")
+        with record(settings.home, SHORTCUT, "shortcut", URL, secret="of another source"):
+            assert in_force["github"] == ("own", "fresh")
+    assert in_force["github"] == ("own",)
+    assert hook_secrets(settings.home) == {}
+
+
+def test_any_other_receiver_does_not(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB", "own")
+    with record(settings.home, REPOSITORY, "github", URL, secret="fresh"):
+        assert read_secrets(consumer(GitHub()), settings, dev=False).in_force["github"] == ("own",)
+
+
+# The command
+
+
+class Provider:
+    """A stand-in for GitHub and Shortcut on a socket: what it was asked, and the hooks it has."""
+
+    def __init__(self) -> None:
+        self.hooks: dict[str, dict[str, Any]] = {}
+        self.asked: list[tuple[str, str]] = []
+        self.secrets: list[str] = []
+        self.says_id = True
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        body = b""
+        while True:
+            message = await receive()
+            body += message.get("body", b"")
+            if not message.get("more_body"):
+                break
+        method, path = scope["method"], scope["path"]
+        self.asked.append((method, path))
+        status, answer = self.answered(method, path, json.loads(body) if body else None)
+        content = b"" if answer is None else json.dumps(answer).encode()
+        headers = [(b"content-type", b"application/json")]
+        await send({"type": "http.response.start", "status": status, "headers": headers})
+        await send({"type": "http.response.body", "body": content})
+
+    def answered(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        last = path.rpartition("/")[2]
+        if path.endswith(("/hooks", "/integrations/webhook")):
+            return self.whole(method, path, body)
+        if last not in self.hooks:
+            return 404, {"message": "Not Found"}
+        if method == "DELETE":
+            del self.hooks[last]
+            return 204, None
+        if method == "PATCH":
+            self.secrets.append(body["config"].pop("secret"))
+            self.hooks[last]["config"] |= body["config"]
+        return 200, self.hooks[last]
+
+    def whole(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        if method == "GET":
+            return 200, list(self.hooks.values())
+        id = str(len(self.asked) + 100)
+        if "webhook_url" in body:
+            self.secrets.append(body["secret"])
+            self.hooks[id] = {"id": id, "webhook_url": body["webhook_url"], "disabled": False}
+            return (201, {"id": id}) if self.says_id else (204, None)
+        self.secrets.append(body["config"].pop("secret"))
+        self.hooks[id] = {**hook(int(id)), "events": body["events"], "config": body["config"]}
+        return 201, self.hooks[id]
+
+
+@pytest.fixture
+async def provider() -> Any:
+    standing_in = Provider()
+    async with served(standing_in) as port:
+        yield standing_in, f"http://127.0.0.1:{port}"
+
+
+async def ran(cwd: Path, api: str, *arguments: str, **variables: str) -> subprocess.CompletedProcess[str]:
+    given = {"GITHUB_API": api, "SHORTCUT_API": api, "WEBHOOKS_GITHUB_TOKEN": "t", "WEBHOOKS_SHORTCUT_TOKEN": "t"}
+    return await asyncio.to_thread(webhooks, cwd, "hooks", *arguments, **given, **variables)
+
+
+async def test_the_command_makes_lists_and_removes_a_hook_of_github(provider: Any, tmp_path: Path) -> None:
+    standing_in, api = provider
+    base = ("--url", "https://hooks.example.com")
+    made = await ran(tmp_path, api, "create", "github:acme/shop", *base, WEBHOOKS_SECRET_GITHUB="own")
+    assert made.returncode == 0, made.stderr
+    assert "https://hooks.example.com/webhooks/github" in made.stdout
+    assert standing_in.secrets == ["own"]
+    again = await ran(tmp_path, api, "create", "github:acme/shop", *base, "--json")
+    said = json.loads(again.stdout)
+    assert said["changed"] is True
+    assert said["secret"] == standing_in.secrets[-1] != "own"
+    assert len(standing_in.hooks) == 1
+    listed = await ran(tmp_path, api, "list", "github:acme/shop")
+    assert said["id"] in listed.stdout
+    assert "https://hooks.example.com/webhooks/github" in listed.stdout
+    unasked = await ran(tmp_path, api, "delete", "github:acme/shop", said["id"])
+    assert unasked.returncode != 0
+    assert len(standing_in.hooks) == 1
+    gone = await ran(tmp_path, api, "delete", "github:acme/shop", said["url"], "--yes")
+    assert gone.returncode == 0, gone.stderr
+    assert standing_in.hooks == {}
+    missing = await ran(tmp_path, api, "delete", "github:acme/shop", "12345", "--yes")
+    assert missing.returncode == 1
+    assert "has no hook 12345" in missing.stderr
+    none = await ran(tmp_path, api, "list", "github:acme/shop", "--json")
+    assert json.loads(none.stdout) == []
+
+
+async def test_the_command_finds_its_own_hooks_of_shortcut_again(provider: Any, tmp_path: Path) -> None:
+    standing_in, api = provider
+    base = ("--url", "https://hooks.example.com/")
+    made = await ran(tmp_path, api, "create", "shortcut", *base)
+    assert made.returncode == 0, made.stderr
+    assert f"WEBHOOKS_SECRET_SHORTCUT={standing_in.secrets[0]}" in made.stdout
+    [first] = standing_in.hooks
+    again = await ran(tmp_path, api, "create", "shortcut", *base)
+    assert again.returncode == 0, again.stderr
+    [second] = standing_in.hooks
+    assert second != first
+    listed = json.loads((await ran(tmp_path, api, "list", "shortcut", "--json")).stdout)
+    assert [one["id"] for one in listed] == [second]
+    gone = await ran(tmp_path, api, "delete", "shortcut", "https://hooks.example.com/webhooks/shortcut", "--yes")
+    assert gone.returncode == 0, gone.stderr
+    assert standing_in.hooks == {}
+    assert recorded(tmp_path / ".webhooks") == []
+
+
+async def test_a_hook_whose_id_shortcut_keeps_to_itself_is_said_to_be_removable_by_hand_only(
+    provider: Any, tmp_path: Path
+) -> None:
+    standing_in, api = provider
+    standing_in.says_id = False
+    made = await ran(tmp_path, api, "create", "shortcut", "--url", "https://hooks.example.com")
+    assert made.returncode == 0, made.stderr
+    assert "by hand only" in made.stderr
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("list", "gitlab:acme/shop"), "write it as github:OWNER/REPO"),
+        (("create", "shortcut", "--url", "hooks.example.com"), "is no address to send to"),
+        (("delete", "shortcut", "../../stories/1", "--yes"), "has no hook ../../stories/1"),
+    ],
+)
+async def test_a_mistake_is_one_line(arguments: tuple[str, ...], said: str, provider: Any, tmp_path: Path) -> None:
+    _, api = provider
+    ended = await ran(tmp_path, api, *arguments)
+    assert ended.returncode != 0
+    assert said in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1

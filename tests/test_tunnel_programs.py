@@ -1,0 +1,428 @@
+"""Programs that put the receiver on the internet, as executables on the PATH that say what the real ones say; and the
+probe that shows where an address leads."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+import os
+import signal
+import stat
+import subprocess
+import sys
+import time
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
+from pathlib import Path
+from typing import Any
+
+import httpx
+import psutil
+import pytest
+from consumers import SECRET, from_shortcut, served, stack, stories
+from gates import until
+from starlette.applications import Starlette
+from starlette.requests import Request
+from starlette.responses import JSONResponse, PlainTextResponse
+from starlette.routing import Route
+
+from webhooks import Consumer, GitHub, Shortcut, StandardWebhooks
+from webhooks.errors import ConfigurationError
+from webhooks.tunnel import probe, programs
+from webhooks.tunnel.exposing import exposed
+from webhooks.tunnel.probe import NotReached, is_probe, made, reached, takes
+from webhooks.tunnel.programs import Program, ProgramFailed, cloudflared, ngrok, running, ssh
+
+LOCAL = "http://127.0.0.1:8000"
+ADDRESS = "https://four-random-words-here.trycloudflare.com"
+
+# What the real programs say, in the order in which they say it.
+CLOUDFLARED = f"""\
+2026-06-12T10:00:00Z INF Thank you for trying Cloudflare Tunnel. Doing so, without a Cloudflare account, is a quick way
+2026-06-12T10:00:00Z INF Requesting new quick Tunnel on trycloudflare.com...
+2026-06-12T10:00:03Z INF +--------------------------------------------------------------------------------------------+
+2026-06-12T10:00:03Z INF |  Your quick Tunnel has been created! Visit it at (it may take some time to be reachable):  |
+2026-06-12T10:00:03Z INF |  {ADDRESS}                                         |
+2026-06-12T10:00:03Z INF +--------------------------------------------------------------------------------------------+
+2026-06-12T10:00:03Z INF Registered tunnel connection connIndex=0 ip=198.41.200.13 location=fra08 protocol=quic
+"""
+NGROK = """\
+t=2026-06-12T10:00:00+0000 lvl=info msg="open config file" path=/home/somebody/.config/ngrok/ngrok.yml err=nil
+t=2026-06-12T10:00:00+0000 lvl=info msg="starting web service" obj=web addr=127.0.0.1:4040 allow_hosts=[]
+t=2026-06-12T10:00:00+0000 lvl=info msg="client session established" obj=tunnels.session
+t=2026-06-12T10:00:00+0000 lvl=info msg="started tunnel" obj=tunnels name=command_line addr=http://127.0.0.1:8000 \
+url=https://zookeeper-pronto-ship.ngrok-free.dev
+"""
+LOCALHOST_RUN = """\
+===============================================================================
+Welcome to localhost.run!
+Follow your favourite reverse tunnel at https://twitter.com/localhost_run.
+To set up and manage custom domains go to:
+https://admin.localhost.run/
+** your connection id is 3a5a6f8e-0f1c, please mention it if you send me a message about an issue. **
+authenticated as anonymous user
+da7941d39b603e.lhr.life tunneled with tls termination, https://da7941d39b603e.lhr.life
+"""
+SERVEO = "\x1b[32mForwarding HTTP traffic from https://relego.serveo.net\x1b[0m\r\nPress g to start a GUI session.\r\n"
+PINGGY = """\
+You are not authenticated.
+Your tunnel will expire in 60 minutes. Upgrade to Pinggy Pro to get unrestricted tunnels. https://dashboard.pinggy.io
+
+http://rnabc-1-2-3-4.a.free.pinggy.link
+https://rnabc-1-2-3-4.a.free.pinggy.link
+"""
+
+
+@pytest.fixture
+def bin(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
+    """A directory of programs, the only one on the PATH."""
+    folder = tmp_path / "bin"
+    folder.mkdir()
+    monkeypatch.setenv("PATH", str(folder))
+    return folder
+
+
+def install(bin: Path, name: str, script: str) -> None:
+    """Put a program on the PATH. It notes its arguments and process beside itself."""
+    path = bin / name
+    path.write_text(
+        f"#!{sys.executable}\nimport json, os, signal, subprocess, sys, time\n"
+        f"open({str(bin / (name + '.ran'))!r}, 'w').write(json.dumps([os.getpid(), sys.argv[1:]]))\n{script}\n"
+    )
+    path.chmod(path.stat().st_mode | stat.S_IXUSR)
+
+
+def saying(text: str, then: str = "time.sleep(60)", stream: str = "stderr") -> str:
+    return f"sys.{stream}.write({text!r}); sys.{stream}.flush()\n{then}"
+
+
+def ran(bin: Path, name: str) -> tuple[int, list[str]]:
+    pid, arguments = json.loads((bin / f"{name}.ran").read_text())
+    return pid, arguments
+
+
+def gone(pid: int) -> bool:
+    try:
+        return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
+    except psutil.NoSuchProcess:
+        return True
+
+
+# The address
+
+
+@pytest.mark.parametrize(
+    ("program", "said", "address"),
+    [
+        (cloudflared(LOCAL), CLOUDFLARED, ADDRESS),
+        (ngrok(LOCAL), NGROK, "https://zookeeper-pronto-ship.ngrok-free.dev"),
+        (ssh(LOCAL, "nokey@localhost.run"), LOCALHOST_RUN, "https://da7941d39b603e.lhr.life"),
+        (ssh(LOCAL, "serveo.net"), SERVEO, "https://relego.serveo.net"),
+        (ssh(LOCAL, "free@a.pinggy.io"), PINGGY, "https://rnabc-1-2-3-4.a.free.pinggy.link"),
+        (
+            ssh(LOCAL, "me@box.example.com", port=0),
+            "Allocated port 40123 for remote forward to 127.0.0.1:8000\n",
+            "http://box.example.com:40123",
+        ),
+    ],
+    ids=["cloudflared", "ngrok", "localhost.run", "serveo.net", "pinggy", "own server"],
+)
+@pytest.mark.parametrize("stream", ["stdout", "stderr"])
+async def test_the_address_is_found_in_what_the_program_says(
+    program: Program, said: str, address: str, stream: str, bin: Path
+) -> None:
+    install(bin, program.name, saying(said, stream=stream))
+    async with running(program, within_s=20) as started:
+        assert started.url == address
+        assert ran(bin, program.name)[1] == list(program.arguments)
+
+
+async def test_only_the_receivers_port_is_given_to_the_program() -> None:
+    for program in (cloudflared(LOCAL), ngrok(LOCAL)):
+        assert [argument for argument in program.arguments if "127.0.0.1" in argument] == [LOCAL]
+    assert "80:127.0.0.1:8000" in ssh(LOCAL, "serveo.net").arguments
+    assert "9000:[::1]:8001" in ssh("http://[::1]:8001", "serveo.net", port=9000).arguments
+    # A configuration of the user's could open more than that.
+    assert cloudflared(LOCAL).arguments[1:3] == ("--config", os.devnull)
+
+
+async def test_an_address_that_is_cut_while_it_is_written_is_taken_whole(bin: Path) -> None:
+    script = (
+        f"for part in {ADDRESS[:30]!r}, {ADDRESS[30:] + chr(10)!r}:\n  sys.stdout.write(part); sys.stdout.flush()\n"
+    )
+    install(bin, "cloudflared", script + "  time.sleep(0.2)\ntime.sleep(60)")
+    async with running(cloudflared(LOCAL), within_s=20) as started:
+        assert started.url == ADDRESS
+
+
+# What goes wrong
+
+
+@pytest.mark.parametrize(
+    ("program", "how"),
+    [
+        (cloudflared(LOCAL), "developers.cloudflare.com"),
+        (ngrok(LOCAL), "ngrok.com/download"),
+        (ssh(LOCAL, "serveo.net"), "OpenSSH"),
+    ],
+    ids=["cloudflared", "ngrok", "ssh"],
+)
+async def test_a_program_that_is_missing_is_named_with_how_to_get_it(program: Program, how: str, bin: Path) -> None:
+    with pytest.raises(ConfigurationError, match=f"{program.name} is not installed.*{how}"):
+        async with running(program):
+            pytest.fail("there is no program")
+
+
+async def test_a_program_that_ends_is_told_with_its_last_words(bin: Path) -> None:
+    words = "ERROR:  authentication failed: Usage of ngrok requires a verified account and authtoken.\n"
+    install(bin, "ngrok", saying(words, "sys.exit(1)"))
+    with pytest.raises(ProgramFailed, match=r"exit code 1, it said: .*authentication failed.*add-authtoken"):
+        async with running(ngrok(LOCAL), within_s=20):
+            pytest.fail("there is no tunnel")
+
+
+async def test_the_address_of_a_service_itself_is_no_address_of_ours(bin: Path) -> None:
+    refused = 'failed to request quick Tunnel: Post "https://api.trycloudflare.com/tunnel": dial tcp: no such host\n'
+    install(bin, "cloudflared", saying(refused, "sys.exit(1)"))
+    with pytest.raises(ProgramFailed, match="no such host"):
+        async with running(cloudflared(LOCAL), within_s=20):
+            pytest.fail("there is no tunnel")
+    assert ssh(LOCAL, "localhost.run").address("https://localhost.run/") is None
+
+
+async def test_a_program_that_says_no_address_in_time_is_ended(bin: Path) -> None:
+    install(bin, "ssh", saying("Welcome\n"))
+    with pytest.raises(ProgramFailed, match=r"no address within 1 s; it said: Welcome;.*--public"):
+        async with running(ssh(LOCAL, "box.example.com"), within_s=1):
+            pytest.fail("there is no address")
+    assert gone(ran(bin, "ssh")[0])
+
+
+async def test_one_whose_address_is_known_needs_to_say_nothing(bin: Path) -> None:
+    install(bin, "ssh", "time.sleep(60)")
+    program = ssh(LOCAL, "box.example.com", port=9000, public="https://dev.example.com")
+    async with running(program, public="https://dev.example.com", within_s=20) as started:
+        assert started.url == "https://dev.example.com"
+    assert "-N" in program.arguments
+
+
+@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "", "a b", "$(touch x)"])
+def test_what_is_no_server_is_not_given_to_ssh(host: str) -> None:
+    with pytest.raises(ConfigurationError, match="is no server"):
+        ssh(LOCAL, host)
+
+
+async def test_a_program_that_dies_later_is_told_with_how(bin: Path) -> None:
+    install(bin, "cloudflared", saying(CLOUDFLARED + "2026 ERR lost it\n", "sys.stdin.read(); sys.exit(3)"))
+    async with running(cloudflared(LOCAL), within_s=20) as started:
+        os.kill(ran(bin, "cloudflared")[0], signal.SIGKILL)
+        assert "exit code -9" in await asyncio.wait_for(started.ended, 20)
+        assert "lost it" in started.ended.result()
+
+
+async def test_output_without_end_neither_stops_the_program_nor_fills_the_memory(bin: Path) -> None:
+    flood = (
+        "open(sys.argv[0] + '.through', 'w') if [sys.stdout.write('x' * 300000 + chr(10)) for _ in range(20)] else 0"
+    )
+    install(bin, "cloudflared", saying(CLOUDFLARED, f"{flood}\nsys.stdout.flush()\ntime.sleep(60)", "stdout"))
+    async with running(cloudflared(LOCAL), within_s=20) as started:
+        await until(lambda: (bin / "cloudflared.through").exists(), within_s=20)
+        assert not started.ended.done()
+
+
+# The end
+
+
+async def test_the_whole_group_of_a_program_is_ended_with_the_block(bin: Path) -> None:
+    child = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    child += f"open({str(bin / 'child')!r}, 'w').write(str(child.pid))\n"
+    install(bin, "cloudflared", child + saying(CLOUDFLARED))
+    async with running(cloudflared(LOCAL), within_s=20):
+        pid, inner = ran(bin, "cloudflared")[0], int((bin / "child").read_text())
+        assert os.getpgid(pid) == os.getpgid(inner) == pid != os.getpgid(0)
+    await until(lambda: gone(pid) and gone(inner))
+
+
+async def test_what_a_program_leaves_when_it_dies_is_ended_too(bin: Path) -> None:
+    child = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
+    child += f"open({str(bin / 'child')!r}, 'w').write(str(child.pid))\n"
+    install(bin, "cloudflared", child + saying(CLOUDFLARED, "sys.exit(1)"))
+    with pytest.raises(ProgramFailed):
+        async with running(cloudflared(LOCAL), within_s=20) as started:
+            raise ProgramFailed(await started.ended)
+    await until(lambda: gone(int((bin / "child").read_text())))
+
+
+async def test_a_program_that_ignores_being_asked_is_killed(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(programs, "END_WITHIN_S", 0.3)
+    install(bin, "cloudflared", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + saying(CLOUDFLARED))
+    started_at = time.monotonic()
+    async with running(cloudflared(LOCAL), within_s=20):
+        pid = ran(bin, "cloudflared")[0]
+    assert gone(pid)
+    assert time.monotonic() - started_at < 15
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent was killed")
+async def test_a_program_ends_when_the_tunnel_is_killed(bin: Path) -> None:
+    install(bin, "cloudflared", saying(CLOUDFLARED))
+    script = (
+        "import asyncio, os, signal\nfrom webhooks.tunnel.programs import cloudflared, running\n"
+        f"async def main():\n  async with running(cloudflared({LOCAL!r})):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "asyncio.run(main())"
+    )
+    ended = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], timeout=60, check=False)
+    assert ended.returncode == -signal.SIGKILL
+    await until(lambda: gone(ran(bin, "cloudflared")[0]))
+
+
+# The probe
+
+SHORTCUT = Shortcut()
+
+
+@asynccontextmanager
+async def receiver(database_url: str, *, secret: str = SECRET) -> AsyncIterator[tuple[str, Any]]:
+    """A receiver on a socket, and the parts behind it."""
+    consumer = Consumer(gates=[], sources=[Shortcut(), GitHub(), StandardWebhooks("acme")])
+    secrets = {"shortcut": [secret], "acme": ["whsec_" + "A" * 43 + "="]}
+    async with stack(database_url, consumer, work=False, secrets=secrets) as parts, served(parts.receiver) as port:
+        yield f"http://127.0.0.1:{port}", parts
+
+
+@pytest.mark.parametrize("source", [SHORTCUT, GitHub(), StandardWebhooks("acme")], ids=lambda source: source.name)
+async def test_a_probe_is_answered_by_the_same_receiver_and_stored_by_none(source: Any, database_url: str) -> None:
+    secret = SECRET if source.name != "acme" else "whsec_" + "A" * 43 + "="
+    async with receiver(database_url) as (url, parts):
+        await reached(url, url, source, secret, within_s=0)
+        assert await takes(url, source, secret)
+        assert await parts.deliveries() == []
+
+
+async def test_another_receiver_with_the_same_secret_is_told_apart(database_url: str) -> None:
+    async with receiver(database_url) as (ours, _), receiver(database_url) as (other, _):
+        with pytest.raises(NotReached, match="another receiver with the same secret"):
+            await reached(other, ours, SHORTCUT, SECRET, within_s=0)
+
+
+async def test_whoever_cannot_sign_learns_nothing_from_a_probe(database_url: str) -> None:
+    async with receiver(database_url) as (url, _), httpx.AsyncClient() as client:
+        right, wrong = made(SHORTCUT, SECRET, 0), made(SHORTCUT, "another secret", 0)
+        delivery = from_shortcut(stories(1), signature="0" * 64)
+        refused = await client.post(f"{url}/webhooks/shortcut", content=wrong.body, headers=list(wrong.headers))
+        plain = await client.post(f"{url}/webhooks/shortcut", content=delivery.body, headers=delivery.headers)
+        assert (refused.status_code, refused.json()) == (plain.status_code, plain.json())
+        # Two answers to one probe are equal, answers to two are not: one that was overheard is of no use for the next.
+        first, again, next = [
+            (await client.post(f"{url}/webhooks/shortcut", content=one.body, headers=list(one.headers))).json()["probe"]
+            for one in (right, right, made(SHORTCUT, SECRET, 0))
+        ]
+        assert first == again != next
+
+
+async def test_a_delivery_that_is_nearly_a_probe_is_stored(database_url: str) -> None:
+    body = made(SHORTCUT, SECRET, 0).body
+    async with receiver(database_url) as (_, parts):
+        for near in (body + b" ", body.replace(b": ", b":"), b'{"webhooks_probe": "x"}', b"[" + body + b"]"):
+            assert not is_probe(near)
+            assert (await parts.send(from_shortcut(near))).status_code == 202
+        assert len(await parts.deliveries()) == 4
+
+
+@pytest.fixture
+def impatient(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(probe, "ASK_EVERY_S", 0.05)
+
+
+async def forwarding(request: Request) -> PlainTextResponse:
+    """A tunnel that works from the third request on."""
+    request.app.state.asked += 1
+    if request.app.state.asked < 3:
+        return PlainTextResponse("error code: 1033", 530)
+    async with httpx.AsyncClient() as client:
+        there = await client.request(
+            request.method,
+            request.app.state.to + request.url.path,
+            content=await request.body(),
+            headers=[line for line in request.headers.items() if line[0] not in ("host", "content-length")],
+        )
+    return PlainTextResponse(there.text, there.status_code)
+
+
+@asynccontextmanager
+async def tunnel_to(url: str, *routes: Route) -> AsyncIterator[str]:
+    app = Starlette(routes=[*routes, Route("/{path:path}", forwarding, methods=["GET", "POST"])])
+    app.state.to, app.state.asked = url, 0
+    async with served(app) as port:
+        yield f"http://127.0.0.1:{port}"
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_address_that_is_not_known_everywhere_yet_is_asked_again(database_url: str) -> None:
+    async with receiver(database_url) as (url, _), tunnel_to(url) as public:
+        await reached(public, url, SHORTCUT, SECRET, within_s=20)
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_an_address_that_leads_nowhere_is_told_with_what_it_answers(database_url: str) -> None:
+    async def nowhere(request: Request) -> PlainTextResponse:
+        return PlainTextResponse("no tunnel here", 404)
+
+    everything = Route("/{path:path}", nowhere, methods=["GET", "POST"])
+    async with receiver(database_url) as (url, _), tunnel_to(url, everything) as public:
+        with pytest.raises(NotReached, match="does not lead to the receiver.*answers 404"):
+            await reached(public, url, SHORTCUT, SECRET, within_s=0.2)
+        with pytest.raises(NotReached, match="no answer from"):
+            await reached("http://127.0.0.1:1", url, SHORTCUT, SECRET, within_s=0.2)
+
+
+@pytest.mark.usefixtures("impatient")
+@pytest.mark.parametrize("status", [200, 401, 403, 421])
+async def test_an_address_that_leads_to_the_control_plane_too_is_refused(status: int, database_url: str) -> None:
+    async def status_of_everything(request: Request) -> JSONResponse:
+        return JSONResponse({"phases": []}, status)
+
+    async with receiver(database_url) as (url, _), tunnel_to(url, Route("/api/status", status_of_everything)) as public:
+        with pytest.raises(NotReached, match="only a control plane has that path"):
+            await reached(public, url, SHORTCUT, SECRET, within_s=20)
+
+
+async def test_a_receiver_with_another_secret_is_told_before_anything_is_opened(database_url: str, bin: Path) -> None:
+    install(bin, "cloudflared", saying(CLOUDFLARED))
+    async with receiver(database_url, secret="its own") as (url, _):
+        assert not await takes(url, SHORTCUT, SECRET)
+        with pytest.raises(
+            NotReached, match="start the tunnel with the settings, and in the directory, of the receiver"
+        ):
+            async with exposed(cloudflared(url), url, SHORTCUT, SECRET):
+                pytest.fail("nothing is reachable")
+    with pytest.raises(NotReached, match="no answer"):
+        async with exposed(cloudflared(LOCAL), "http://127.0.0.1:1", SHORTCUT, SECRET):
+            pytest.fail("nothing is there")
+    assert not (bin / "cloudflared.ran").exists()
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_a_program_that_dies_while_it_is_probed_is_not_waited_for(database_url: str, bin: Path) -> None:
+    install(bin, "ssh", saying("bind: Permission denied\n", "sys.exit(255)"))
+    public = "http://127.0.0.1:1"
+    async with receiver(database_url) as (url, _):
+        with pytest.raises(ProgramFailed, match="Permission denied"):
+            async with exposed(ssh(url, "box", public=public), url, SHORTCUT, SECRET, public=public):
+                pytest.fail("nothing is reachable")
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_the_receiver_is_exposed_for_the_block(database_url: str, bin: Path) -> None:
+    async with receiver(database_url) as (url, parts), tunnel_to(url) as public:
+        install(bin, "ssh", "time.sleep(60)")
+        async with exposed(ssh(url, "box", public=public), url, SHORTCUT, SECRET, public=public) as started:
+            delivery = from_shortcut(stories(7))
+            async with httpx.AsyncClient() as client:
+                there = f"{started.url}/webhooks/shortcut"
+                answer = await client.post(there, content=delivery.body, headers=delivery.headers)
+            assert answer.status_code == 202
+            pid = ran(bin, "ssh")[0]
+        assert gone(pid)
+        [row] = await parts.deliveries()
+        assert bytes(row["body"]) == delivery.body

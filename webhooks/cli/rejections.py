@@ -1,0 +1,294 @@
+"""`webhooks rejections`: what was refused, why, and what becomes of it once the secret is mended."""
+
+from __future__ import annotations
+
+import json
+import sys
+from collections.abc import Callable
+from datetime import datetime, timedelta
+from typing import Any, TypeVar
+
+import click
+from rich.table import Table
+from rich.text import Text
+
+from webhooks import rejections as kept
+from webhooks import reverify as again
+from webhooks.cli.app import app_option, console, examples, printable, run
+from webhooks.cli.asking import ask, read_since, time_of
+from webhooks.db import Transaction, transaction
+from webhooks.deliveries import as_json, readable
+from webhooks.errors import ConfigurationError
+from webhooks.explanation import explained, known
+from webhooks.loading import load_consumer
+from webhooks.migrate import require_current
+from webhooks.rejections import Filter
+from webhooks.reverify import OUTCOMES, Verdict
+from webhooks.serve.database import connected
+from webhooks.settings import Settings
+
+F = TypeVar("F", bound=Callable[..., Any])
+Since = datetime | timedelta | None
+
+MOST_LINES = 200
+ID = click.IntRange(1, 2**63 - 1)
+COLOURS = {"accepted": "green", "rearmed": "green", "refused": "red"}
+
+
+def _filters(function: F) -> F:
+    for option in (
+        click.option("--json", "as_text", is_flag=True, help="As JSON, for programs."),
+        click.option("--since", callback=read_since, help="Last seen since: 30m, 2h, 3d, or a date or time."),
+        click.option("--cause", help="Refused for this cause, such as bad_signature."),
+        click.option("--source", help="Of this source; letter case does not matter."),
+    ):
+        function = option(function)
+    return function
+
+
+_limit = click.option(
+    "--limit", type=click.IntRange(1, kept.MOST), default=20, show_default=True, help="How many at most."
+)
+
+
+@click.group(
+    invoke_without_command=True,
+    epilog=examples(
+        "webhooks rejections --since 2h",
+        "webhooks rejections show 7",
+        "webhooks rejections reverify --source github --yes",
+    ),
+)
+@app_option
+@_filters
+@_limit
+@click.pass_context
+def rejections(
+    context: click.Context,
+    app: str,
+    source: str | None,
+    cause: str | None,
+    since: Since,
+    limit: int,
+    as_text: bool,
+) -> None:
+    """Show which requests were refused, by source and cause, each kind with a hint at why.
+
+    The hint is worked out from the newest one of its kind.
+    """
+    if context.invoked_subcommand is not None:
+        if source or cause or since or as_text:
+            raise click.UsageError(f"write the options after {context.invoked_subcommand}")
+        return
+    settings, consumer = Settings.load(), load_consumer(app)
+    secrets = known(consumer.sources, settings.home)
+    wanted = Filter(source=source, cause=cause, since=since, limit=limit)
+
+    async def question(tx: Transaction) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
+        return [(kind, await kept.one(tx, kind["newest"])) for kind in await kept.kinds(tx, wanted)]
+
+    found = ask(settings, question)
+    hinted = [(kind, [] if row is None else explained(row, consumer.sources, secrets)) for kind, row in found]
+    if as_text:
+        click.echo(json.dumps([{**as_json(kind), "hints": told} for kind, told in hinted], indent=2))
+    elif not hinted:
+        click.echo("nothing was refused")
+    else:
+        table = Table("source", "cause", "times", "last", "newest", "hint", box=None, pad_edge=False)
+        for kind, told in hinted:
+            table.add_row(
+                kind["source"],
+                printable(kind["cause"]),
+                str(kind["times"]),
+                time_of(kind["last_at"]).partition(".")[0],
+                str(kind["newest"]),
+                printable(_state(kind, told)),
+            )
+        console().print(table)
+        click.echo("one of them: webhooks rejections show ID; all of a source: webhooks rejections list --source …")
+
+
+def _state(kind: dict[str, Any], told: list[str]) -> str:
+    if kind["accepted"] == kind["kept"]:
+        return "all accepted since"
+    return "; ".join(told)
+
+
+@rejections.command("list", epilog=examples("webhooks rejections list --source github --since 2h"))
+@_filters
+@_limit
+def list_(source: str | None, cause: str | None, since: Since, limit: int, as_text: bool) -> None:
+    """List refused requests one by one, the newest first."""
+    wanted = Filter(source=source, cause=cause, since=since, limit=limit)
+
+    async def question(tx: Transaction) -> list[dict[str, Any]]:
+        return await kept.listed(tx, wanted)
+
+    rows = ask(Settings.load(), question)
+    if as_text:
+        click.echo(json.dumps([as_json(row) for row in rows], indent=2))
+        return
+    if not rows:
+        click.echo("nothing was refused")
+        return
+    table = Table("id", "received", "source", "cause", "bytes", "times", "accepted as", box=None, pad_edge=False)
+    for row in rows:
+        table.add_row(
+            str(row["id"]),
+            time_of(row["received_at"]),
+            row["source"],
+            printable(row["cause"]),
+            str(row["body_bytes"]),
+            str(row["times"]),
+            "" if row["delivery"] is None else f"delivery {row['delivery']}",
+        )
+    console().print(table)
+
+
+@rejections.command("show", epilog=examples("webhooks rejections show 7", "webhooks rejections show 7 --body > body"))
+@click.argument("id", type=ID)
+@app_option
+@click.option("--json", "as_text", is_flag=True, help="As JSON, for programs.")
+@click.option("--body", "body_only", is_flag=True, help="Only the body, byte for byte.")
+def show(id: int, app: str, as_text: bool, body_only: bool) -> None:
+    """Show one refused request whole, with what can be said about why."""
+    settings, consumer = Settings.load(), load_consumer(app)
+
+    async def question(tx: Transaction) -> dict[str, Any] | None:
+        return await kept.one(tx, id)
+
+    row = ask(settings, question)
+    if row is None:
+        raise click.ClickException(f"there is no rejection {id}; the oldest ones are forgotten")
+    if body_only:
+        if row["body"] is None:
+            raise click.ClickException(f"the body of rejection {id} was not kept: {row['body_bytes']} bytes came")
+        sys.stdout.buffer.write(row["body"])
+        return
+    told = explained(row, consumer.sources, known(consumer.sources, settings.home))
+    if as_text:
+        click.echo(json.dumps({**as_json(row), "hints": told}, indent=2))
+    else:
+        _print_one(row, told)
+
+
+def _print_one(row: dict[str, Any], told: list[str]) -> None:
+    facts = {
+        "rejection": row["id"],
+        "source": row["source"],
+        "cause": row["cause"],
+        "received": time_of(row["received_at"]),
+        "times": f"{row['times']}, last {time_of(row['last_at'])}" if row["times"] > 1 else None,
+        "accepted": f"{time_of(row['accepted_at'])}, as delivery {row['delivery']}" if row["delivery"] else None,
+        "sha256": row["body_sha256"],
+    }
+    for name, fact in facts.items():
+        if fact is not None:
+            click.echo(f"{name:>12}  {printable(str(fact))}")
+    click.echo("\nwhy")
+    for sentence in told:
+        click.echo(f"  {printable(sentence)}")
+    click.echo("\nheaders")
+    for name, value in row["headers"]:
+        click.echo(f"  {printable(name)}: {printable(value)}")
+    if row["body"] is None:
+        click.echo(f"\nbody, {row['body_bytes']} bytes, not kept")
+        return
+    click.echo(f"\nbody, {row['body_bytes']} bytes")
+    lines = printable(readable(row["headers"], row["body"])).splitlines()
+    for line in lines[:MOST_LINES]:
+        click.echo(f"  {line}")
+    if len(lines) > MOST_LINES:
+        click.echo(f"  … {len(lines) - MOST_LINES} more lines: webhooks rejections show {row['id']} --body")
+
+
+@rejections.command(
+    "reverify",
+    epilog=examples(
+        "webhooks rejections reverify --source github",
+        "webhooks rejections reverify --source github --since 2h --yes",
+        "webhooks rejections reverify --id 7 --ignore-age --yes",
+    ),
+)
+@app_option
+@_filters
+@click.option("--id", "ids", type=ID, multiple=True, help="This one; may be given several times.")
+@click.option("--ignore-age", is_flag=True, help="Accept also what was too old, or too far ahead, when it arrived.")
+@click.option("--yes", is_flag=True, help="Do it; else it is only said what would become of them.")
+def reverify(
+    app: str,
+    source: str | None,
+    cause: str | None,
+    since: Since,
+    as_text: bool,
+    ids: tuple[int, ...],
+    ignore_age: bool,
+    yes: bool,
+) -> None:
+    """Verify refused requests again with the secrets of today, and accept those that are right.
+
+    A signed time is held against the time of the receipt, not against now: what was stale then stays so, unless
+    --ignore-age says otherwise. What is accepted becomes a delivery like any other, or is a duplicate of one. Exits
+    with 1 when some stay refused.
+    """
+    settings = Settings.load()
+    wanted = Filter(source=source, cause=cause, since=since)
+    verdicts = run(_reverified(settings, app, wanted, ids, ignore_age=ignore_age, dry=not yes))
+    if as_text:
+        click.echo(json.dumps({"dry": not yes, "rejections": [_plain(verdict) for verdict in verdicts]}, indent=2))
+    else:
+        _print_verdicts(verdicts, dry=not yes)
+    if any(verdict.outcome == "refused" for verdict in verdicts):
+        raise click.exceptions.Exit(1)
+
+
+async def _reverified(
+    settings: Settings, app: str, wanted: Filter, ids: tuple[int, ...], *, ignore_age: bool, dry: bool
+) -> list[Verdict]:
+    consumer = load_consumer(app)
+    if wanted.source is not None and wanted.source.lower() not in consumer.sources:
+        raise ConfigurationError(
+            f"there is no source {wanted.source!r}; there are: {', '.join(consumer.sources) or 'none'}"
+        )
+    secrets = known(consumer.sources, settings.home).in_force
+    verdicts: list[Verdict] = []
+    async with connected(settings) as connection:
+        await require_current(connection, schema=settings.schema_name)
+        async with transaction(connection) as tx:
+            found = await again.candidates(tx, wanted, ids or None)
+        for start in range(0, len(found), again.AT_ONCE):
+            async with transaction(connection) as tx:
+                some = found[start : start + again.AT_ONCE]
+                verdicts += await again.reverify(tx, consumer, secrets, some, ignore_age=ignore_age, dry=dry)
+    return verdicts
+
+
+def _print_verdicts(verdicts: list[Verdict], *, dry: bool) -> None:
+    if not verdicts:
+        click.echo("there is nothing refused that was not accepted since")
+        return
+    table = Table("id", "source", "refused for", "now", "delivery", "", box=None, pad_edge=False)
+    for verdict in verdicts:
+        table.add_row(
+            str(verdict.id),
+            verdict.source,
+            printable(verdict.cause),
+            Text(verdict.outcome, COLOURS.get(verdict.outcome, "")),
+            "" if verdict.delivery is None else str(verdict.delivery),
+            printable(verdict.told),
+        )
+    console().print(table)
+    counts = {outcome: sum(verdict.outcome == outcome for verdict in verdicts) for outcome in OUTCOMES}
+    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
+    click.echo(f"{told}; nothing was done yet: do it with --yes" if dry else told)
+
+
+def _plain(verdict: Verdict) -> dict[str, object]:
+    return {
+        "id": verdict.id,
+        "source": verdict.source,
+        "cause": verdict.cause,
+        "outcome": verdict.outcome,
+        "delivery": verdict.delivery,
+        "told": verdict.told,
+    }

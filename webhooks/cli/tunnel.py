@@ -1,0 +1,196 @@
+"""`webhooks tunnel`."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine, Mapping
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, cast
+from urllib.parse import urlsplit
+
+import click
+import httpx
+
+from webhooks.cli.app import app_option, examples, printable, run
+from webhooks.cli.trigger import RECEIVER
+from webhooks.db import ended
+from webhooks.deliveries import since
+from webhooks.errors import ConfigurationError
+from webhooks.feed import NotAPlace, read_place
+from webhooks.loading import load_consumer
+from webhooks.sending import on_this_machine, opened, target
+from webhooks.serve.signals import signals
+from webhooks.settings import Settings
+from webhooks.sources import Source
+from webhooks.tunnel.bookmark import bookmark
+from webhooks.tunnel.exposing import signing_secret
+from webhooks.tunnel.follower import Follower
+from webhooks.tunnel.relay import Relay, Signer
+from webhooks.tunnel.report import Report
+from webhooks.tunnel.session import OnError, carry
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Wanted:
+    """What was asked for, of a tunnel from a feed."""
+
+    url: str
+    sources: tuple[str, ...]
+    to: str
+    after: str | None
+    token: str | None
+    retries: int
+    on_error: OnError
+    resign: bool
+
+
+def _read_after(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is None or value in ("now", "all"):
+        return value
+    try:
+        read_place(value)
+    except NotAPlace:
+        try:
+            since(value)
+        except ValueError:
+            message = f"{value[:100]!r}: write now, all, a time such as 1h or 2026-01-31T12:00, or a cursor"
+            raise click.BadParameter(message, ctx, param) from None
+    return value
+
+
+@click.command(
+    epilog=examples(
+        "webhooks tunnel https://control.example.com --source github",
+        "webhooks tunnel http://127.0.0.1:3101 --to http://127.0.0.1:8000 --since 1h --resign",
+    )
+)
+@click.argument("url")
+@app_option
+@click.option("--source", "sources", multiple=True, metavar="NAME", help="Only this source; may be given again.")
+@click.option("--to", envvar="WEBHOOKS_RECEIVER_URL", default=RECEIVER, show_default=True, help="The receiver here.")
+@click.option(
+    "--since",
+    "after",
+    metavar="PLACE",
+    callback=_read_after,
+    help="Start there: now, all, 1h, a date or time, or a cursor. Without it: where this tunnel left off, else now.",
+)
+@click.option("--follow-only", is_flag=True, help="Leave out what is waiting, and start with what comes now.")
+@click.option("--token", help="Shown to the control plane; WEBHOOKS_TUNNEL_TOKEN keeps it out of the process list.")
+@click.option("--retries", type=click.IntRange(0, 1000), default=3, show_default=True, help="How often to post again.")
+@click.option(
+    "--on-error",
+    type=click.Choice(("stop", "skip")),
+    default="stop",
+    show_default=True,
+    help="What to do when the receiver here refuses a delivery for good.",
+)
+@click.option("--resign", is_flag=True, help="Sign anew with the secrets known here, if the receiver here has others.")
+@click.option("--allow-remote-target", is_flag=True, help="Let --to be another machine.")
+def tunnel(
+    url: str,
+    app: str,
+    sources: tuple[str, ...],
+    to: str,
+    after: str | None,
+    follow_only: bool,
+    token: str | None,
+    retries: int,
+    on_error: str,
+    resign: bool,
+    allow_remote_target: bool,
+) -> None:
+    """Bring the deliveries of a deployed consumer to a receiver here, exactly as they came.
+
+    URL is the deployed consumer's control plane. A delivery counts as passed on when the receiver here has taken it;
+    the place is kept in WEBHOOKS_HOME, so that after a sleep, a restart or a broken connection nothing is missing.
+    """
+    if follow_only and after is not None:
+        raise click.UsageError("--follow-only starts with what comes now, --since somewhere else: leave one out")
+    check_target(to, allow_remote_target)
+    settings = Settings.load()
+    wanted = Wanted(
+        url=url.rstrip("/"),
+        sources=sources,
+        to=to.rstrip("/"),
+        after="now" if follow_only else after,
+        token=token or settings.tunnel_token,
+        retries=retries,
+        on_error=cast("OnError", on_error),
+        resign=resign,
+    )
+    run(until_stopped(_follow(wanted, settings, _known(app, needed=resign))))
+
+
+def check_target(to: str, allow_remote: bool) -> None:
+    """Refuse to send what others wrote to anybody but this machine, unless that is asked for.
+
+    Raises:
+        ConfigurationError: it is another machine, or no address.
+    """
+    target(to, "source")
+    if not allow_remote and not on_this_machine(to):
+        raise ConfigurationError(
+            f"{to} is another machine, or not certainly this one: write 127.0.0.1 or localhost, or add "
+            "--allow-remote-target"
+        )
+
+
+def say(text: str) -> None:
+    """Print a line in which senders' words may be."""
+    click.echo(printable(text))
+
+
+async def until_stopped(work: Coroutine[Any, Any, None]) -> None:
+    """Run something that has no end, until Ctrl-C or SIGTERM."""
+    async with signals() as heard:
+        task = asyncio.create_task(work)
+        heard.ready()
+        stop = asyncio.create_task(heard.stop.wait())
+        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+        stop.cancel()
+        if task.done():
+            task.result()
+        await ended([task])
+
+
+def _known(app: str, *, needed: bool) -> Mapping[str, Source]:
+    """Return the sources of the consumer here. Without `--resign` they only help to name events."""
+    try:
+        return load_consumer(app).sources
+    except ConfigurationError:
+        if needed:
+            raise
+        return {}
+
+
+async def _follow(wanted: Wanted, settings: Settings, sources: Mapping[str, Source]) -> None:
+    async with AsyncExitStack() as stack:
+        kept = await stack.enter_async_context(bookmark(settings.home, wanted.url, wanted.sources, wanted.to))
+        remote = await stack.enter_async_context(httpx.AsyncClient(trust_env=not on_this_machine(wanted.url)))
+        local = await stack.enter_async_context(opened(wanted.to))
+        after = wanted.after or kept.cursor or "now"
+        follower = Follower(remote, wanted.url, wanted.sources, after, token=wanted.token, tell=say)
+        signer = Signer(sources, lambda name: signing_secret(sources[name], settings)) if wanted.resign else None
+        relay = Relay(local, wanted.to, retries=wanted.retries, tell=say, signer=signer)
+        report = Report(say, sources)
+        _announce(wanted, after, resumed=wanted.after is None and kept.cursor is not None, kept_at=kept.kept_at)
+        try:
+            await carry(follower, relay, kept, report, wanted.on_error)
+        finally:
+            if follower.connections:
+                say(f"{report.summary(follower.connections)}; started again, it goes on from there")
+
+
+def _announce(wanted: Wanted, after: str, *, resumed: bool, kept_at: str | None) -> None:
+    which = ", ".join(wanted.sources) or "all sources"
+    say(f"{which} of {wanted.url} → {wanted.to}/webhooks/{{source}}")
+    if resumed:
+        say(f"going on where it left off{'' if kept_at is None else f', {kept_at}'}")
+    else:
+        say(f"starting from {'here on' if after == 'now' else after}")
+    if wanted.resign:
+        say("signed anew with the secrets known here: what the receiver checks is our signature, not the sender's")
+    if wanted.token is not None and urlsplit(wanted.url).scheme == "http" and not on_this_machine(wanted.url):
+        say("note: the token and all bodies go unencrypted over the network; use https, or ssh -L")

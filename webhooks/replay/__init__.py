@@ -1,0 +1,31 @@
+"""Running deliveries again: out of the inbox, or out of files, into the inbox or to a receiver elsewhere.
+
+Each function takes frozen values and a pool, tells its progress to a callback, and returns a report; nothing here knows
+of a terminal or of HTTP.
+"""
+
+from webhooks.replay.again import Again, again
+from webhooks.replay.arriving import Desk
+from webhooks.replay.exporting import Export, export
+from webhooks.replay.importing import imported
+from webhooks.replay.plan import Plan, planned
+from webhooks.replay.redaction import Redaction
+from webhooks.replay.report import Limits, Report, Result
+from webhooks.replay.sending import sent, stored
+
+__all__ = [
+    "Again",
+    "Desk",
+    "Export",
+    "Limits",
+    "Plan",
+    "Redaction",
+    "Report",
+    "Result",
+    "again",
+    "export",
+    "imported",
+    "planned",
+    "sent",
+    "stored",
+]

@@ -1,0 +1,201 @@
+"""Deliveries of the inbox run again: the same ones, or copies that are new.
+
+Both are statements of the gate's kind, some hundreds of deliveries a transaction, and the answer is what they return.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from typing import Literal
+
+import psycopg
+from psycopg.errors import LockNotAvailable
+from psycopg_pool import PoolTimeout
+
+from webhooks.bell import TELL
+from webhooks.db import Ready, Transaction, clean, compose, draw
+from webhooks.errors import Unavailable
+from webhooks.inbox import MAX_ATTEMPTS, inbox
+from webhooks.pool import Pool
+from webhooks.replay.report import INTERRUPTED, Limits, Progress, Report, Tally, unheard
+from webhooks.selection import Found, Reader, Scope
+from webhooks.sources import Source
+from webhooks.sources.reading import digest_key
+
+How = Literal["same", "new"]
+AT_ONCE = 500
+MOST_TRIES = 50
+MOST_WAITS = 5
+LONGEST_KEY = 200
+
+# Never one that is being applied, and never one that was split: its events are deliveries of their own.
+AGAIN = compose(
+    "WITH ended AS MATERIALIZED (\n"
+    "    SELECT d.id, d.visit FROM {deliveries} AS d\n"
+    "    WHERE d.id = ANY(%(ids)s) AND d.status IN ('processed', 'ignored', 'dead')\n"
+    "        AND NOT EXISTS (SELECT 1 FROM {deliveries} AS e WHERE e.parent = d.id)\n"
+    "    ORDER BY d.id FOR NO KEY UPDATE OF d SKIP LOCKED\n"
+    "), back AS (\n"
+    "    UPDATE {deliveries} AS t SET status = 'received', claimed_from = NULL, visit = %(visit)s, attempt_count = 0,\n"
+    "        max_attempts = %(max_attempts)s, not_before = statement_timestamp(), last_error = NULL, reason = NULL,\n"
+    "        parked_on = NULL, parked_since = NULL\n"
+    "    FROM ended WHERE t.id = ended.id AND t.visit = ended.visit AND t.status IN ('processed', 'ignored', 'dead')\n"
+    "    RETURNING t.id\n"
+    "), decided AS (\n"
+    "    INSERT INTO {decisions} (table_name, key, decision, decided_by, reason)\n"
+    "    SELECT 'deliveries', id::text, 'replay', %(decided_by)s, %(reason)s FROM back\n"
+    ")\n"
+    "SELECT id FROM back ORDER BY id"
+)
+DUE = compose(
+    "WITH waiting AS MATERIALIZED (\n"
+    "    SELECT id FROM {deliveries} WHERE id = ANY(%(ids)s) AND status = 'received'\n"
+    "    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED\n"
+    ")\n"
+    "UPDATE {deliveries} AS t SET not_before = least(t.not_before, statement_timestamp())\n"
+    "FROM waiting WHERE t.id = waiting.id AND t.status = 'received' RETURNING t.id"
+)
+# The number of the newest copy, and not less than how many there are: a long key is a digest and shows none.
+COPIES = compose(
+    "SELECT d.id, d.dedup_key, greatest(count(r.id),\n"
+    "    max((regexp_match(r.dedup_key, '#([0-9]{{1,9}})$'))[1]::bigint)) AS copies\n"
+    "FROM {deliveries} AS d LEFT JOIN {deliveries} AS r ON r.replay_of = d.id\n"
+    "WHERE d.id = ANY(%(ids)s) AND d.body IS NOT NULL GROUP BY d.id, d.dedup_key ORDER BY d.id"
+)
+COPY = compose(
+    "WITH copies AS (\n"
+    "    INSERT INTO {deliveries} (source, dedup_key, origin, replay_of, headers, body, status, max_attempts)\n"
+    "    SELECT d.source, new.key, 'replay', d.id, d.headers, d.body, 'received', %(max_attempts)s\n"
+    "    FROM unnest(%(ids)s::bigint[], %(keys)s::text[]) AS new (id, key)\n"
+    "    JOIN {deliveries} AS d ON d.id = new.id WHERE d.body IS NOT NULL ORDER BY d.source, new.key\n"
+    "    ON CONFLICT DO NOTHING\n"
+    "    RETURNING id, replay_of\n"
+    "), decided AS (\n"
+    "    INSERT INTO {decisions} (table_name, key, decision, decided_by, reason)\n"
+    "    SELECT 'deliveries', id::text, 'replay of delivery ' || replay_of, %(decided_by)s, %(reason)s FROM copies\n"
+    ")\n"
+    "SELECT id, replay_of FROM copies ORDER BY id"
+)
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Again:
+    """A replay within the inbox.
+
+    Args:
+        how: `same`: each delivery goes back to where it waits, with a new visit and a fresh set of attempts. `new`:
+            it stays as it is, and a copy of it, under a key of its own, is received.
+        decided_by: who wants it.
+        reason: why.
+    """
+
+    how: How = "same"
+    decided_by: str
+    reason: str = "replay"
+
+
+async def again(
+    pool: Pool,
+    sources: Mapping[str, Source],
+    scope: Scope,
+    request: Again,
+    limits: Limits,
+    progress: Progress = unheard,
+) -> Report:
+    """Run deliveries of the inbox again. A worker, wherever it runs, is told of them.
+
+    Args:
+        pool: the connections.
+        sources: by name, who reads the bodies that `where_json` looks into.
+        scope: which; of the unit `run` for `same`, `request` for `new`.
+        request: how.
+        limits: how fast, and when to stop.
+        progress: told after each batch.
+    """
+    tally = Tally(scope.after, scope.upto)
+    reader = Reader(pool, sources, scope)
+    at_once = AT_ONCE if limits.rate is None else max(1, min(AT_ONCE, int(limits.rate)))
+    try:
+        async for batch in reader.batches(at_once=at_once):
+            if not await limits.turn(len(batch)):
+                tally.stopped = INTERRUPTED
+                break
+            await _batch(pool, batch, request, tally)
+            tally.after = reader.after
+            progress(tally.report())
+    except (psycopg.OperationalError, PoolTimeout) as error:
+        tally.stopped = f"the database does not answer: {' '.join(str(error).split())}"
+    return tally.report()
+
+
+async def _batch(pool: Pool, batch: Sequence[Found], request: Again, tally: Tally) -> None:
+    whole = [found.id for found in batch if not found.pruned]
+    if whole:
+        done, due = await _written(pool, whole, request)
+        await tell(pool)
+        tally.count("again" if request.how == "same" else "new", len(done))
+        tally.count("due", len(due))
+        # What was pruned, or claimed, since it was looked at.
+        tally.count("left_alone" if request.how == "same" else "pruned", len(whole) - len(done) - len(due))
+    tally.count("pruned", len(batch) - len(whole))
+
+
+async def _written(pool: Pool, ids: list[int], request: Again) -> tuple[list[int], list[int]]:
+    for _ in range(MOST_WAITS):
+        try:
+            async with pool.transaction() as tx:
+                return await _same(tx, ids, request) if request.how == "same" else (await _new(tx, ids, request), [])
+        except LockNotAvailable:  # somebody else copies the same deliveries just now
+            continue
+    raise Unavailable("other replays of the same deliveries are under way: try again in a moment")
+
+
+async def _same(tx: Transaction, ids: list[int], request: Again) -> tuple[list[int], list[int]]:
+    params = {
+        "ids": ids,
+        "visit": await draw(tx),
+        "max_attempts": MAX_ATTEMPTS,
+        "decided_by": clean(request.decided_by),
+        "reason": clean(request.reason),
+    }
+    done = [row["id"] for row in await (await tx.execute(AGAIN, params)).fetchall()]
+    left = {"ids": [id for id in ids if id not in set(done)]}
+    due = [row["id"] for row in await (await tx.execute(DUE, left)).fetchall()] if left["ids"] else []
+    tx.moved += [Ready(inbox.table, "applying", id) for id in (*done, *due)]
+    return done, due
+
+
+async def _new(tx: Transaction, ids: list[int], request: Again) -> list[int]:
+    """Copy each, under the first key that nobody has; somebody else may be doing the same."""
+    rows = await (await tx.execute(COPIES, {"ids": ids})).fetchall()
+    made: list[int] = []
+    left = {row["id"]: (str(row["dedup_key"]), int(row["copies"])) for row in rows}
+    for number in range(1, MOST_TRIES + 1):
+        if not left:
+            break
+        params = {
+            "ids": list(left),
+            "keys": [numbered(key, copies + number) for key, copies in left.values()],
+            "max_attempts": MAX_ATTEMPTS,
+            "decided_by": clean(request.decided_by),
+            "reason": clean(request.reason),
+        }
+        copies = await (await tx.execute(COPY, params)).fetchall()
+        for copy in copies:
+            del left[copy["replay_of"]]
+            made.append(copy["id"])
+    tx.moved += [Ready(inbox.table, "applying", id) for id in made]
+    return made
+
+
+def numbered(key: str, number: int) -> str:
+    """Return the key of a copy: `<key>#<number>`, or its digest where that is too long to be a key."""
+    whole = f"{key}#{number}"
+    return whole if len(whole) <= LONGEST_KEY else digest_key(whole.encode())
+
+
+async def tell(pool: Pool) -> None:
+    """Wake the workers of other processes: outside a transaction, as `Bell` does."""
+    async with pool.connection() as connection:
+        await connection.execute(TELL, {"process": pool.process})

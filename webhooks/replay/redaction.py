@@ -1,0 +1,110 @@
+"""Taking out of a delivery what nobody else should see."""
+
+from __future__ import annotations
+
+import json
+from collections.abc import Sequence
+from dataclasses import dataclass
+from typing import Any
+from urllib.parse import quote_plus
+
+from jsonpath import JSONPath, JSONPathError
+
+from webhooks.delivery import Headers
+from webhooks.errors import ConfigurationError, Unreadable
+from webhooks.selection.paths import compiled
+from webhooks.sources import Source
+from webhooks.sources.reading import first, is_array, is_object, read_json
+
+FORM = "application/x-www-form-urlencoded"
+INSTEAD = "[redacted]"
+
+
+@dataclass(frozen=True, slots=True)
+class Redaction:
+    """What is taken out.
+
+    Args:
+        headers: the names of header lines, in lower case, that are dropped.
+        paths: where in a body a value is replaced by an empty one of its kind, a text by `[redacted]`.
+    """
+
+    headers: frozenset[str] = frozenset()
+    paths: tuple[JSONPath, ...] = ()
+
+    @classmethod
+    def read(cls, given: Sequence[str]) -> Redaction:
+        """Read `header:NAME` and `$.path`.
+
+        Raises:
+            ConfigurationError: one is neither.
+        """
+        headers: set[str] = set()
+        paths: list[JSONPath] = []
+        for text in given:
+            if text.lower().startswith("header:") and text[7:].strip():
+                headers.add(text[7:].strip().lower())
+            elif text.startswith("$"):
+                paths.append(compiled(text))
+            else:
+                raise ConfigurationError(f"{text!r} cannot be redacted: write header:NAME, or a path such as $.sender")
+        return cls(frozenset(headers), tuple(paths))
+
+    def __bool__(self) -> bool:
+        return bool(self.headers or self.paths)
+
+    def applied(self, source: Source | None, headers: Headers, body: bytes) -> tuple[Headers, bytes]:
+        """Return a delivery's headers and body without it. A body in which nothing was found stays byte for byte.
+
+        Where what is signed is changed the signature is dropped, because it would be wrong.
+
+        Raises:
+            Unreadable: the body cannot be read, and so what is in it cannot be taken out.
+        """
+        kept = tuple(line for line in headers if line[0] not in self.headers)
+        changed = self._body(source, headers, body) if self.paths else None
+        if source is not None and (changed is not None or self.headers & source.recipe.headers):
+            kept = tuple(line for line in kept if line[0] != source.recipe.header)
+        return kept, body if changed is None else changed
+
+    def _body(self, source: Source | None, headers: Headers, body: bytes) -> bytes | None:
+        parsed = read_json(body) if source is None else source.read(headers, body)
+        try:
+            nodes = [node for path in self.paths for node in path.finditer(parsed)]
+        except (JSONPathError, RecursionError):
+            raise Unreadable("nested past looking through") from None
+        if not nodes:
+            return None
+        for node in nodes:
+            if node.parent is None:
+                parsed = _empty(parsed)
+            else:
+                _replace(node.parent.obj, node.parts[-1])
+        written = json.dumps(parsed, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
+        content_type = (first(headers, "content-type") or "").partition(";")[0].strip().lower()
+        return _in_its_form(body, written) if content_type == FORM else written
+
+
+def _replace(inside: Any, part: int | str) -> None:
+    inside[part] = _empty(inside[part])
+
+
+def _empty(value: Any) -> Any:
+    """Return a value of the same kind that says nothing, so that what reads it still can."""
+    if isinstance(value, str):
+        return INSTEAD
+    if isinstance(value, bool) or value is None:
+        return None if value is None else False
+    if is_array(value) or is_object(value):
+        return type(value)()
+    return 0
+
+
+def _in_its_form(body: bytes, written: bytes) -> bytes:
+    """Put a payload back into the form that it came in; its other fields stay as they are."""
+    fields = body.split(b"&")
+    place = next((place for place, field in enumerate(fields) if field.partition(b"=")[0] == b"payload"), None)
+    if place is None:
+        raise Unreadable("a form without the field payload")
+    fields[place] = b"payload=" + quote_plus(written).encode("ascii")
+    return b"&".join(fields)
