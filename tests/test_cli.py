@@ -513,8 +513,8 @@ def test_a_receiver_that_does_not_answer_is_an_error_that_says_what_to_do() -> N
 
 @pytest.mark.usefixtures("secrets")
 def test_an_event_without_a_sample_is_answered_with_those_there_are() -> None:
-    with pytest.raises(ConfigurationError, match=r"there are: issues.opened, ping, .*; or give a body with --file"):
-        run(trigger, "github", "release.published")
+    with pytest.raises(ConfigurationError, match=r"there are: .*issues.opened, .*; or give a body with --file"):
+        run(trigger, "github", "fork")
 
 
 @pytest.mark.parametrize("source", [Shortcut(), GitHub(), StandardWebhooks()], ids=lambda source: source.name)

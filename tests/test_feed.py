@@ -448,8 +448,8 @@ async def test_a_large_body_comes_whole_and_is_written_in_pieces(database_url: s
     assert max(pieces) <= 3 * frames.PIECE_BYTES
 
 
-async def test_a_follower_that_does_not_read_holds_up_neither_memory_nor_others(database_url: str) -> None:
-    """Sixty-four MiB wait; somebody who connects and reads nothing makes us write a page and what a socket holds."""
+async def test_a_follower_that_does_not_read_holds_up_neither_others_nor_the_stop(database_url: str) -> None:
+    """Sixty-four MiB wait for somebody who connects and reads nothing."""
     async with deployed(database_url, most_bytes=26 << 20) as here:
         body = b"x" * (1 << 20)
         for _ in range(16):

@@ -144,7 +144,7 @@ class Refusals:
         while True:
             group = self._next_group(MOST_AT_ONCE, MOST_BYTES_AT_ONCE)
             # Also with nothing to add: on start, and every hour, what has grown too old is removed.
-            await self._write(group)
+            await self._write(sorted(group, key=lambda rejection: rejection.received_at))
             pause = max(WRITE_EVERY_S, sum(map(_weight, group)) / BYTES_A_SECOND)
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):

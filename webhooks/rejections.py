@@ -89,7 +89,7 @@ WANTED = SQL(
 KINDS = composed(
     "SELECT source, cause, count(*) AS kept, sum(times)::bigint AS times,\n"
     "    count(*) FILTER (WHERE delivery IS NOT NULL) AS accepted, max(last_at) AS last_at,\n"
-    "    (array_agg(id ORDER BY last_at DESC, id DESC))[1] AS newest\n"
+    "    (array_agg(id ORDER BY delivery IS NOT NULL, body IS NULL, last_at DESC, id DESC))[1] AS example\n"
     "FROM {rejections}\n{wanted}\n"
     "GROUP BY source, cause ORDER BY max(last_at) DESC, source, cause LIMIT %(limit)s",
     wanted=WANTED,
@@ -222,7 +222,7 @@ async def trim(tx: Transaction, caps: Caps) -> int:
 
 
 async def kinds(tx: Transaction, wanted: Filter) -> list[dict[str, Any]]:
-    """Return what was refused by source and cause, the latest first: how often, and the id of the newest."""
+    """Return what was refused by source and cause, the latest first: how often, and the id of one to look at."""
     return await (await tx.execute(KINDS, wanted_params(wanted))).fetchall()
 
 

@@ -40,9 +40,7 @@ async def fill(url: str, jobs: int) -> None:
 async def work(url: str, mode: Mode, jobs: int, go: Go) -> None:
     async with _chancy(url) as chancy:
         if mode in CONCURRENCY:
-            queue = Queue(
-                "default", executor=Chancy.Executor.Async, concurrency=CONCURRENCY[mode], eager_polling=True
-            )
+            queue = Queue("default", executor=Chancy.Executor.Async, concurrency=CONCURRENCY[mode], eager_polling=True)
             await chancy.declare(queue, upsert=True)
         await go()
         async with Worker(chancy, register_signal_handlers=False, shutdown_timeout=5) as worker:

@@ -193,5 +193,7 @@ def pgbench(url: str, script: Script, done: Any, seconds: float) -> float:
     with psycopg.connect(url, autocommit=True) as connection:
         row = connection.execute(done).fetchone()
     if row is None or row[0] != int(ran[1]):
-        raise PgbenchFailed(f"{ran[1]} repetitions completed {row and row[0]} rows: there were too few, or it went wrong")
+        raise PgbenchFailed(
+            f"{ran[1]} repetitions completed {row and row[0]} rows: there were too few, or it went wrong"
+        )
     return float(rate[1])

@@ -16,6 +16,7 @@ import psycopg
 
 from peers import Mode, load
 from peers.child import feed_process, fill_process, work_process
+from peers.feed import PER_SECOND
 
 STARTS_WITHIN_S = 60.0
 FILLS_WITHIN_S = 300.0
@@ -76,10 +77,10 @@ def drain(name: str, url: str, mode: Mode, jobs: int, limit_s: float) -> Drained
     return Drained(completed, seconds, None if first is None else first - started, completed >= jobs)
 
 
-def pick_up(name: str, url: str, jobs: int, per_second: float) -> list[float]:
+def pick_up(name: str, url: str, jobs: int) -> list[float]:
     """Let jobs come in, and return how many seconds after its commit each ran."""
     elsewhere = load(name).enqueueing is not None
-    lasts_s = jobs / per_second
+    lasts_s = jobs / PER_SECOND
     with _process(work_process, name, url, "pickup", jobs) as worker:
         worker.wait_for("ready", STARTS_WITHIN_S)
         worker.pipe.send("go")

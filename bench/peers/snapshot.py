@@ -94,7 +94,12 @@ def plain(url: str, before_s: float, held_s: float) -> Held:
 
 
 async def _measured(
-    url: str, fill: Callable[[str, int], Awaitable[None]], opening: LiteralString, work: Work, before_s: float, held_s: float
+    url: str,
+    fill: Callable[[str, int], Awaitable[None]],
+    opening: LiteralString,
+    work: Work,
+    before_s: float,
+    held_s: float,
 ) -> Held:
     await fill(url, 0)
     async with pool_on(url) as pool:

@@ -13,11 +13,13 @@ import psycopg
 from webhooks.cli.app import app_of_context, app_option, examples, told
 from webhooks.cli.deliveries import deliveries
 from webhooks.cli.escalations import escalations, resolve, retry
+from webhooks.cli.export import export
 from webhooks.cli.hooks import hooks
 from webhooks.cli.migrate import migrate
 from webhooks.cli.prune import prune
 from webhooks.cli.reconcile import reconcile
 from webhooks.cli.rejections import rejections
+from webhooks.cli.replay import replay
 from webhooks.cli.serve import serve, work
 from webhooks.cli.status import status
 from webhooks.cli.trigger import trigger
@@ -82,8 +84,10 @@ def cli(app: str) -> None:
 
 for command in (prune, serve, work, migrate, status, deliveries, trigger, why, verify, escalations, retry, resolve):
     cli.add_command(command)
+cli.add_command(export)
 cli.add_command(hooks)
 cli.add_command(reconcile)
+cli.add_command(replay)
 cli.add_command(rejections)
 cli.add_command(tunnel)
 

@@ -74,7 +74,7 @@ def rejections(
 ) -> None:
     """Show which requests were refused, by source and cause, each kind with a hint at why.
 
-    The hint is worked out from the newest one of its kind.
+    The hint is worked out from one of its kind, the newest that was kept whole and not accepted since.
     """
     if context.invoked_subcommand is not None:
         if source or cause or since or as_text:
@@ -85,7 +85,7 @@ def rejections(
     wanted = Filter(source=source, cause=cause, since=since, limit=limit)
 
     async def question(tx: Transaction) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-        return [(kind, await kept.one(tx, kind["newest"])) for kind in await kept.kinds(tx, wanted)]
+        return [(kind, await kept.one(tx, kind["example"])) for kind in await kept.kinds(tx, wanted)]
 
     found = ask(settings, question)
     hinted = [(kind, [] if row is None else explained(row, consumer.sources, secrets)) for kind, row in found]
@@ -94,14 +94,14 @@ def rejections(
     elif not hinted:
         click.echo("nothing was refused")
     else:
-        table = Table("source", "cause", "times", "last", "newest", "hint", box=None, pad_edge=False)
+        table = Table("source", "cause", "times", "last", "example", "hint", box=None, pad_edge=False)
         for kind, told in hinted:
             table.add_row(
                 kind["source"],
                 printable(kind["cause"]),
                 str(kind["times"]),
                 time_of(kind["last_at"]).partition(".")[0],
-                str(kind["newest"]),
+                str(kind["example"]),
                 printable(_state(kind, told)),
             )
         console().print(table)

@@ -2,27 +2,32 @@
 
 from __future__ import annotations
 
-import asyncio
-import json
-import uuid
+import random
+import sys
 from collections import Counter
+from collections.abc import Callable, Generator, Sequence
+from contextlib import contextmanager
 from pathlib import Path
 
 import click
-import httpx
+from rich.console import Console
+from rich.progress import Progress
+from rich.table import Table
 
-from webhooks.cli.app import app_option, examples, printable, run
-from webhooks.errors import ConfigurationError, Unavailable, Unreadable
+from webhooks.cli.app import app_option, console, examples, printable, run
+from webhooks.cli.asked import Wanted, check, sendings, source_named
+from webhooks.cli.posting import Answer, post
 from webhooks.loading import load_consumer
-from webhooks.samples import sample
-from webhooks.samples.request import Request, changed, signed
-from webhooks.settings import Settings, dev_secrets, secret_variable, secrets_for
+from webhooks.samples import is_example, names
+from webhooks.samples.faults import BAD, Bad, Sending
+from webhooks.settings import Settings
 from webhooks.sources import Source
-from webhooks.sources.reading import is_object, read_json
 
 RECEIVER = "http://127.0.0.1:8000"
 AT_ONCE = 50
-TIMEOUT_S = 15
+MOST_LINES = 20
+MOST_NAMES = 20
+SHOWN_FROM = 500
 
 
 @click.command(
@@ -31,118 +36,150 @@ TIMEOUT_S = 15
         "webhooks trigger shortcut story-comment.create --set actions.0.story_id=123",
         "webhooks trigger github pull_request.closed --set pull_request.merged=false",
         "webhooks trigger github release.published --file release.json",
+        "webhooks trigger shortcut story.create story.update story.delete --shuffle",
+        "webhooks trigger github push --times 1000 --concurrency 100 --fresh",
+        "webhooks trigger github push --bad signature",
+        "webhooks trigger --from-delivery 12 --same-id",
+        "webhooks trigger --list github",
     )
 )
-@click.argument("source")
-@click.argument("event")
+@click.argument("source", required=False)
+@click.argument("events", metavar="[EVENT]...", nargs=-1)
 @app_option
-@click.option("--set", "changes", multiple=True, metavar="PATH=VALUE", help="Change a value of the body.")
-@click.option("--times", type=click.IntRange(1, 100_000), default=1, help="Send the one delivery so many times.")
+@click.option("--list", "listing", is_flag=True, help="List the samples, of one source or of all.")
+@click.option(
+    "--set", "changes", multiple=True, metavar="PATH=VALUE", help="Change a value of the body; JSON, or text."
+)
+@click.option("--times", type=click.IntRange(1, 100_000), default=1, help="Send each delivery so many times.")
+@click.option("--fresh", is_flag=True, help="With --times: a new delivery each time, instead of copies.")
+@click.option("--concurrency", type=click.IntRange(1, 1000), help="How many at once: 50, of several events 1.")
+@click.option("--shuffle", is_flag=True, help="Send in random order.")
+@click.option("--seed", type=int, help="With --shuffle: the order of an earlier call again.")
+@click.option("--bad", type=click.Choice(BAD), help="Send it wrong: see below.")
 @click.option(
     "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A body to send instead of a sample."
 )
 @click.option("--exact", is_flag=True, help="Send the file byte for byte, without a fresh id.")
+@click.option("--from-delivery", type=click.IntRange(1, 2**63 - 1), metavar="ID", help="Send a stored delivery anew.")
+@click.option("--same-id", is_flag=True, help="With --from-delivery: byte for byte and with its id: a copy of it.")
 @click.option("--id", "given", help="The delivery's id; a fresh one by default.")
 @click.option("--url", envvar="WEBHOOKS_RECEIVER_URL", default=RECEIVER, show_default=True, help="The receiver.")
 def trigger(
-    source: str,
-    event: str,
+    source: str | None,
+    events: tuple[str, ...],
     app: str,
+    listing: bool,
     changes: tuple[str, ...],
     times: int,
+    fresh: bool,
+    concurrency: int | None,
+    shuffle: bool,
+    seed: int | None,
+    bad: Bad | None,
     file: Path | None,
     exact: bool,
+    from_delivery: int | None,
+    same_id: bool,
     given: str | None,
     url: str,
 ) -> None:
-    """Send a signed sample delivery to a running receiver.
+    """Send signed sample deliveries to a running receiver.
 
-    Its id is fresh, so every call is a new delivery; --times repeats one. The secret is the receiver's own, from
-    WEBHOOKS_SECRET_<SOURCE> or from where serve --dev keeps it.
+    The id is fresh, so every call is a new delivery; --times repeats one. Several events of one call tell of the same
+    thing, where their samples are made here. The secret is the receiver's own, from WEBHOOKS_SECRET_<SOURCE> or from
+    where serve --dev keeps it.
+
+    \b
+    --bad signature  signed with another secret
+    --bad stale      signed an hour too long ago, where the source signs a time
+    --bad truncated  a longer Content-Length than what is sent; the connection is cut
+    --bad form       GitHub's form encoding, rightly signed
+    --bad chunked    in chunks that cut characters of several bytes, rightly signed
     """
-    if exact and (file is None or changes):
-        raise click.UsageError("--exact goes with --file, and without --set")
+    wanted = Wanted(
+        events=events,
+        changes=changes,
+        times=times,
+        fresh=fresh,
+        shuffle=shuffle,
+        seed=seed,
+        file=file,
+        exact=exact,
+        id=given,
+        delivery=from_delivery,
+        same_id=same_id,
+        bad=bad,
+    )
     sources = load_consumer(app).sources
-    sender = sources.get(source)
-    if sender is None:
-        raise ConfigurationError(f"there is no source {source!r}; there are: {', '.join(sources) or 'none'}")
-    secret = _secret(source, Settings.load())
-    id = given or str(uuid.uuid4())
-    try:
-        body = file.read_bytes() if file is not None else None
-        content = body if body is not None and exact else _content(sender, event, body, changes, id)
-    except ValueError as error:
-        raise click.UsageError(f"--set {error}") from None
-    request = signed(sender, event, content, secret, id)
-    _warn_of_another_event(sender, event, request)
-    target = f"{url.rstrip('/')}/webhooks/{source}"
-    answers = run(_send(target, request, times))
-    for (code, answer), count in answers.items():
-        click.echo(f"{code} {printable(answer)}" + (f"  ({count} times)" if count > 1 else ""))
-    refused = sum(count for (code, _), count in answers.items() if not 200 <= code < 300)
-    if refused:
-        raise click.ClickException(f"{refused} of {times} refused by {target}" if times > 1 else f"refused by {target}")
-
-
-def _content(source: Source, event: str, body: bytes | None, changes: tuple[str, ...], id: str) -> bytes:
-    if body is None:
-        return changed(source, sample(source, event), changes, id)
-    try:
-        parsed = read_json(body)
-    except Unreadable as error:
-        if changes:
-            raise ConfigurationError(f"--set cannot change the file: {error}") from None
-        return body
-    return changed(source, parsed, changes, id)
-
-
-def _secret(source: str, settings: Settings) -> str:
-    secrets = secrets_for(source)
-    if not secrets and (settings.home / "secrets" / source).exists():
-        secrets = dev_secrets(settings.home, source)
-    if not secrets:
-        raise ConfigurationError(
-            f"no secret to sign with: set {secret_variable(source)} to the receiver's, or start it here with "
-            "webhooks serve --dev"
-        )
-    return secrets[0]
-
-
-def _warn_of_another_event(source: Source, event: str, request: Request) -> None:
-    try:
-        found = [one.name for one in source.events(request.headers, source.read(request.headers, request.body))]
-    except Unreadable:
+    if listing:
+        if events:
+            raise click.UsageError("--list goes with a source, or with nothing")
+        _list([source_named(sources, source)] if source is not None else list(sources.values()))
         return
-    if event not in found:
-        click.echo(f"note: the body says {', '.join(found) or 'nothing'}, not {event}", err=True)
+    check(wanted, source)
+    sender, sent = sendings(wanted, sources, source, Settings.load())
+    if shuffle:
+        _shuffle(sent, seed)
+    target = f"{url.rstrip('/')}/webhooks/{sender.name}"
+    several = len({one.event for one in sent}) > 1
+    with _progress(len(sent)) as progress:
+        answers = run(post(target, sent, concurrency or (1 if several else AT_ONCE), progress))
+    _print(answers, several=several)
+    _fail_if_unexpected(answers, target)
 
 
-async def _send(target: str, request: Request, times: int) -> Counter[tuple[int, str]]:
-    """Post one request several times at once, and count the answers."""
-    turn = asyncio.Semaphore(AT_ONCE)
-
-    async def post(http: httpx.AsyncClient) -> tuple[int, str]:
-        async with turn:
-            try:
-                response = await http.post(target, content=request.body, headers=list(request.headers))
-            except (httpx.TransportError, httpx.InvalidURL) as error:
-                raise Unavailable(
-                    f"no answer from {target}: {str(error) or type(error).__name__}; is webhooks serve running? "
-                    "--url names another receiver"
-                ) from error
-        return response.status_code, _said(response)
-
-    limits = httpx.Limits(max_connections=AT_ONCE, max_keepalive_connections=AT_ONCE)
-    # The receiver is on this machine: a proxy of the environment is not for it.
-    async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False) as http:
-        return Counter(await asyncio.gather(*(post(http) for _ in range(times))))
+def _shuffle(sendings: list[Sending], seed: int | None) -> None:
+    seed = random.randrange(1_000_000) if seed is None else seed
+    random.Random(seed).shuffle(sendings)
+    order = [one.event for one in sendings[:MOST_NAMES]]
+    more = f", and {len(sendings) - MOST_NAMES} more" if len(sendings) > MOST_NAMES else ""
+    click.echo(f"order (--seed {seed}): {printable(', '.join(order))}{more}")
 
 
-def _said(response: httpx.Response) -> str:
-    try:
-        answer = response.json()
-    except json.JSONDecodeError:
-        return response.text[:200]
-    if is_object(answer):
-        return "  ".join(f"{name}: {value}" for name, value in answer.items())
-    return str(answer)
+@contextmanager
+def _progress(count: int) -> Generator[Callable[[], None]]:
+    """Show on a terminal's standard error how many are answered, where there are many."""
+    shown = count >= SHOWN_FROM and sys.stderr.isatty()
+    with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
+        task = bar.add_task("sending", total=count)
+        yield lambda: bar.update(task, advance=1)
+
+
+def _print(answers: Sequence[Answer], *, several: bool) -> None:
+    """Print a line an answer, equal ones once; or, where these are many, how many there were of each kind."""
+    lines = Counter((answer.sending.event if several else "", answer.status, answer.said) for answer in answers)
+    if len(lines) <= MOST_LINES:
+        for (event, status, said), count in lines.items():
+            line = "  ".join(part for part in (event, f"{status or '---'} {said}") if part)
+            click.echo(printable(line) + (f"  ({count} times)" if count > 1 else ""))
+        return
+    table = Table("event", "status", "answer", "count", box=None, pad_edge=False)
+    table.columns[3].justify = "right"
+    kinds = Counter((answer.sending.event, answer.status, answer.word) for answer in answers)
+    for (event, status, word), count in sorted(kinds.items(), key=lambda kind: (-kind[1], str(kind[0]))):
+        table.add_row(printable(event), str(status or "---"), printable(word), f"{count:,}")
+    console().print(table)
+
+
+def _fail_if_unexpected(answers: Sequence[Answer], target: str) -> None:
+    """Raise where a good delivery was refused, or a bad one was not.
+
+    Raises:
+        click.ClickException: the command failed.
+    """
+    wrong = [answer for answer in answers if not answer.sending.expected(answer.status)]
+    if not wrong:
+        return
+    many = f"{len(wrong)} of {len(answers)} " if len(answers) > 1 else ""
+    if wrong[0].sending.refused:
+        raise click.ClickException(f"{many}not refused by {target}, though sent wrong")
+    raise click.ClickException(f"{many}refused by {target}")
+
+
+def _list(sources: Sequence[Source]) -> None:
+    table = Table("source", "event", "sample", box=None, pad_edge=False)
+    for source in sources:
+        for name in names(source):
+            what = "the provider's own example" if is_example(source, name) else "made anew each time"
+            table.add_row(source.name, name, what)
+    console().print(table)

@@ -13,11 +13,14 @@ import click
 import httpx
 
 from webhooks.cli.app import app_option, examples, printable, run
+from webhooks.cli.hooks import TARGET
 from webhooks.cli.trigger import RECEIVER
+from webhooks.cli.via import WAYS, Via, Way, check, run_via, until_undone
 from webhooks.db import ended
 from webhooks.deliveries import since
 from webhooks.errors import ConfigurationError
 from webhooks.feed import NotAPlace, read_place
+from webhooks.hooks import Target
 from webhooks.loading import load_consumer
 from webhooks.sending import on_this_machine, opened, target
 from webhooks.serve.signals import signals
@@ -63,10 +66,24 @@ def _read_after(ctx: click.Context, param: click.Parameter, value: str | None) -
     epilog=examples(
         "webhooks tunnel https://control.example.com --source github",
         "webhooks tunnel http://127.0.0.1:3101 --to http://127.0.0.1:8000 --since 1h --resign",
+        "webhooks tunnel --via cloudflared --register github:acme/shop",
+        "webhooks tunnel --via ssh nokey@localhost.run",
+        "webhooks tunnel --via smee https://smee.io/abcdef --source github",
     )
 )
-@click.argument("url")
+@click.argument("url", required=False)
 @app_option
+@click.option("--via", type=click.Choice(WAYS), help="Without a deployed consumer. URL: ssh's server, smee's channel.")
+@click.option(
+    "--register",
+    multiple=True,
+    type=TARGET,
+    help="With --via: a hook meanwhile; github:OWNER/REPO[,events=…] or shortcut.",
+)
+@click.option("--public", metavar="URL", help="With --via ssh: the address that leads to the forwarded port.")
+@click.option(
+    "--remote-port", type=click.IntRange(0, 65_535), default=80, help="With --via ssh: the port to listen on there."
+)
 @click.option("--source", "sources", multiple=True, metavar="NAME", help="Only this source; may be given again.")
 @click.option("--to", envvar="WEBHOOKS_RECEIVER_URL", default=RECEIVER, show_default=True, help="The receiver here.")
 @click.option(
@@ -89,8 +106,12 @@ def _read_after(ctx: click.Context, param: click.Parameter, value: str | None) -
 @click.option("--resign", is_flag=True, help="Sign anew with the secrets known here, if the receiver here has others.")
 @click.option("--allow-remote-target", is_flag=True, help="Let --to be another machine.")
 def tunnel(
-    url: str,
+    url: str | None,
     app: str,
+    via: Way | None,
+    register: tuple[Target, ...],
+    public: str | None,
+    remote_port: int,
     sources: tuple[str, ...],
     to: str,
     after: str | None,
@@ -105,11 +126,36 @@ def tunnel(
 
     URL is the deployed consumer's control plane. A delivery counts as passed on when the receiver here has taken it;
     the place is kept in WEBHOOKS_HOME, so that after a sleep, a restart or a broken connection nothing is missing.
+
+    With --via nothing needs to be deployed: cloudflared, ngrok or ssh gives the receiver here an address on the
+    internet, and smee follows a channel of smee.io; what is sent while the tunnel does not run is lost then.
     """
     if follow_only and after is not None:
         raise click.UsageError("--follow-only starts with what comes now, --since somewhere else: leave one out")
     check_target(to, allow_remote_target)
     settings = Settings.load()
+    if via is not None:
+        if after is not None or follow_only or token is not None:
+            raise click.UsageError("--since, --follow-only and --token go with a deployed consumer, not with --via")
+        asked = Via(
+            way=via,
+            where=url,
+            sources=sources,
+            to=to.rstrip("/"),
+            public=public,
+            remote_port=remote_port,
+            register=register,
+            resign=resign,
+            retries=retries,
+            on_error=cast("OnError", on_error),
+        )
+        check(asked)
+        run(until_undone(run_via(asked, settings, load_consumer(app))))
+        return
+    if url is None:
+        raise click.UsageError("name the deployed consumer's control plane, or a way with --via")
+    if register or public is not None or remote_port != 80:
+        raise click.UsageError("--register, --public and --remote-port go with --via")
     wanted = Wanted(
         url=url.rstrip("/"),
         sources=sources,

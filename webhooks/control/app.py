@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Collection
-from typing import get_args
+from importlib.metadata import version
 
 import psycopg
 from prometheus_client.exposition import choose_encoder
@@ -14,13 +14,16 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 from starlette.routing import Route
 
-from webhooks import deliveries, observe
+from webhooks import observe
 from webhooks.consumer import Consumer
+from webhooks.control import answers
 from webhooks.control.checks import Checks
 from webhooks.control.decisions import Decisions
 from webhooks.control.feed import Feed
 from webhooks.control.health import OK, Process, checks
+from webhooks.control.inbox import Inbox
 from webhooks.control.metrics import show
+from webhooks.control.operations import Operation, openapi
 from webhooks.db import Transaction
 from webhooks.errors import Unavailable
 from webhooks.status import PhaseStatus, as_json, status
@@ -53,10 +56,8 @@ class Control:
             Route("/healthz", self.healthz),
             Route("/readyz", self.readyz),
             Route("/metrics", self.metrics),
-            Route("/api/status", self.status),
-            Route("/api/deliveries", self.deliveries),
-            Route("/api/deliveries/{id:int}", self.delivery),
-            *Decisions(self._process, self._consumer).routes(),
+            Route("/api/openapi.json", self.description),
+            *(operation.route() for operation in self.operations()),
             *self.feed.routes(),
             *self._consumer.routes,
         ]
@@ -68,6 +69,22 @@ class Control:
         )
         app.state.pool = self._process.asker.pool  # for the consumer's routes
         return app
+
+    def operations(self) -> list[Operation]:
+        """What the JSON API can be asked; the consumer's own routes are beside it, and not described."""
+        return [
+            Operation(
+                path="/api/status",
+                endpoint=self.status,
+                summary="Count what waits, runs and needs a person, per phase",
+                answers={200: answers.Status},
+            ),
+            *Inbox(self._process).operations(),
+            *Decisions(self._process, self._consumer).operations(),
+        ]
+
+    async def description(self, request: Request) -> Response:
+        return JSONResponse(openapi(self.operations(), version("webhooks"), answers.Error))
 
     async def healthz(self, request: Request) -> Response:
         return JSONResponse({"status": OK})
@@ -88,64 +105,11 @@ class Control:
     async def status(self, request: Request) -> Response:
         return JSONResponse({"phases": as_json(await self._status())})
 
-    async def deliveries(self, request: Request) -> Response:
-        wanted = _filter(request)
-
-        async def question(tx: Transaction) -> list[dict[str, object]]:
-            return await deliveries.listed(tx, wanted)
-
-        rows = await self._process.asker.ask(question)
-        return JSONResponse({"deliveries": [deliveries.as_json(row) for row in rows]})
-
-    async def delivery(self, request: Request) -> Response:
-        id = request.path_params["id"]
-
-        async def question(tx: Transaction) -> dict[str, object] | None:
-            return await deliveries.one(tx, id)
-
-        row = await self._process.asker.ask(question) if id < 2**63 else None
-        if row is None:
-            raise HTTPException(404, f"there is no delivery {id}")
-        return JSONResponse(deliveries.as_json(row))
-
     async def _status(self) -> list[PhaseStatus]:
         async def question(tx: Transaction) -> list[PhaseStatus]:
             return await status(tx, self._consumer)
 
         return await self._process.asker.ask(question)
-
-
-def _filter(request: Request) -> deliveries.Filter:
-    """Read a query.
-
-    Raises:
-        HTTPException: 400, naming the parameter.
-    """
-    query = request.query_params
-    unknown = set(query) - {"source", "event", "disposition", "since", "before", "limit"}
-    if unknown:
-        raise HTTPException(400, f"unknown parameter: {', '.join(sorted(unknown))}")
-    named = query.get("disposition")
-    disposition = next((one for one in get_args(deliveries.Disposition) if one == named), None)
-    if named is not None and disposition is None:
-        raise HTTPException(400, f"disposition: one of {', '.join(deliveries.DISPOSITIONS)}")
-    try:
-        return deliveries.Filter(
-            source=query.get("source"),
-            event=query.get("event"),
-            disposition=disposition,
-            since=deliveries.since(query["since"]) if "since" in query else None,
-            before=_number(query["before"], "before", 2**63 - 1) if "before" in query else None,
-            limit=_number(query["limit"], "limit", deliveries.MOST) if "limit" in query else 20,
-        )
-    except ValueError as error:
-        raise HTTPException(400, str(error)) from None
-
-
-def _number(text: str, name: str, most: int) -> int:
-    if not text.isascii() or not text.isdigit() or len(text) > 19 or not 1 <= int(text) <= most:
-        raise ValueError(f"{name}: a number from 1 to {most}")
-    return int(text)
 
 
 async def _refuse(request: Request, error: Exception) -> Response:

@@ -4,24 +4,24 @@ from __future__ import annotations
 
 import json
 from collections.abc import Awaitable, Callable
-from typing import Literal, TypeVar
+from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, JsonValue, ValidationError
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from webhooks import decision, escalation, why
 from webhooks.consumer import Consumer
+from webhooks.control import answers
 from webhooks.control.health import Process
+from webhooks.control.operations import Operation, read_body, read_query
 from webhooks.db import Ready, Transaction
 from webhooks.decision import NotEscalated, Told, as_result
 from webhooks.errors import ConfigurationError
 from webhooks.escalation import Escalated
 from webhooks.why import Why
 
-MOST_BYTES = 1024 * 1024
 MOST = 1000
 
 
@@ -57,7 +57,13 @@ class Resolve(BaseModel):
     by: str = Field(default="the control plane", min_length=1)
 
 
-Body = TypeVar("Body", bound=BaseModel)
+class EscalationQuery(BaseModel):
+    """Which escalated rows to list."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    table: str | None = Field(default=None, description="only those of this table")
+    limit: int = Field(default=100, ge=1, le=MOST, description="how many of a table at most")
 
 
 class Decisions:
@@ -72,12 +78,37 @@ class Decisions:
         self._process = process
         self._consumer = consumer
 
-    def routes(self) -> list[Route]:
+    def operations(self) -> list[Operation]:
         return [
-            Route("/api/why/{table}/{key:path}", self.why),
-            Route("/api/escalations", self.escalations),
-            Route("/api/retry", self.retry, methods=["POST"]),
-            Route("/api/resolve", self.resolve, methods=["POST"]),
+            Operation(
+                path="/api/why/{table}/{key:path}",
+                endpoint=self.why,
+                summary="Tell what happened to a row, and why a claim would be refused now",
+                answers={200: answers.Why, 404: (answers.Why, answers.Error)},
+            ),
+            Operation(
+                path="/api/escalations",
+                endpoint=self.escalations,
+                summary="List the rows that a person has to decide about, with what the person needs to know",
+                query=EscalationQuery,
+                answers={200: answers.Escalations},
+            ),
+            Operation(
+                path="/api/retry",
+                endpoint=self.retry,
+                summary="Give an escalated row a new set of attempts",
+                method="POST",
+                body=Retry,
+                answers={200: answers.Decided},
+            ),
+            Operation(
+                path="/api/resolve",
+                endpoint=self.resolve,
+                summary="Close an escalated row by hand",
+                method="POST",
+                body=Resolve,
+                answers={200: answers.Decided},
+            ),
         ]
 
     async def why(self, request: Request) -> Response:
@@ -94,15 +125,10 @@ class Decisions:
         return JSONResponse(why.as_json(found), 200 if known else 404)
 
     async def escalations(self, request: Request) -> Response:
-        query = request.query_params
-        if unknown := sorted(set(query) - {"table", "limit"}):
-            raise HTTPException(400, f"unknown parameter: {', '.join(unknown)}")
-        text = query.get("limit", "100")
-        if not (text.isascii() and text.isdigit() and len(text) < 6 and 1 <= int(text) <= MOST):
-            raise HTTPException(400, f"limit: a number from 1 to {MOST}")
+        query = read_query(request, EscalationQuery)
 
         async def question(tx: Transaction) -> list[Escalated]:
-            return await escalation.escalated(tx, self._consumer, of=query.get("table"), limit=int(text))
+            return await escalation.escalated(tx, self._consumer, of=query.table, limit=query.limit)
 
         try:
             found = await self._process.asker.ask(question)
@@ -111,7 +137,7 @@ class Decisions:
         return JSONResponse({"escalations": escalation.as_json(found)})
 
     async def retry(self, request: Request) -> Response:
-        asked = await _read(request, Retry)
+        asked = await read_body(request, Retry)
         effects = {name: _told(said) for name, said in asked.effects.items()}
         moved: list[Ready] = []
 
@@ -127,7 +153,7 @@ class Decisions:
         return JSONResponse({"row": asked.row, "status": status})
 
     async def resolve(self, request: Request) -> Response:
-        asked = await _read(request, Resolve)
+        asked = await read_body(request, Resolve)
         moved: list[Ready] = []
 
         async def question(tx: Transaction) -> str:
@@ -150,25 +176,6 @@ class Decisions:
     def _know(self, moved: list[Ready]) -> None:
         if self._process.worker is not None:
             self._process.worker.know(moved)
-
-
-async def _read(request: Request, model: type[Body]) -> Body:
-    """Read a body.
-
-    Raises:
-        HTTPException: it is too long, or not what the model says; the message names the field.
-    """
-    body = bytearray()
-    async for chunk in request.stream():
-        body += chunk
-        if len(body) > MOST_BYTES:
-            raise HTTPException(413, f"more than {MOST_BYTES} bytes")
-    try:
-        return model.model_validate_json(bytes(body))
-    except ValidationError as error:
-        faults = error.errors(include_url=False, include_input=False)
-        told = [f"{'.'.join(map(str, fault['loc'])) or 'the body'}: {fault['msg']}" for fault in faults[:5]]
-        raise HTTPException(400, "; ".join(told)) from None
 
 
 def _told(said: Happened | Literal["not-done"]) -> Told:

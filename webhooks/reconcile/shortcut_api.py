@@ -81,14 +81,17 @@ def elements(text: str) -> Iterator[tuple[Any, str]]:
     if text[at : at + 1] != "[":
         raise ValueError("no array")
     at = _past_space(text, at + 1)
-    while text[at : at + 1] != "]":
+    if text[at : at + 1] == "]":
+        return
+    while True:
         value, end = _DECODER.raw_decode(text, at)
         yield value, text[at:end]
         at = _past_space(text, end)
-        if text[at : at + 1] == ",":
-            at = _past_space(text, at + 1)
-        elif text[at : at + 1] != "]":
+        if text[at : at + 1] == "]":
+            return
+        if text[at : at + 1] != ",":
             raise ValueError("an array that does not end")
+        at = _past_space(text, at + 1)
 
 
 def _past_space(text: str, at: int) -> int:

@@ -5,27 +5,34 @@ of a terminal or of HTTP.
 """
 
 from webhooks.replay.again import Again, again
-from webhooks.replay.arriving import Desk
+from webhooks.replay.arriving import Arrival, Desk, arrivals
 from webhooks.replay.exporting import Export, export
 from webhooks.replay.importing import imported
 from webhooks.replay.plan import Plan, planned
 from webhooks.replay.redaction import Redaction
-from webhooks.replay.report import Limits, Report, Result
+from webhooks.replay.report import INTERRUPTED, Limits, Progress, Report, Result
 from webhooks.replay.sending import sent, stored
+from webhooks.replay.weighing import Weighed, weighed
 
 __all__ = [
+    "INTERRUPTED",
     "Again",
+    "Arrival",
     "Desk",
     "Export",
     "Limits",
     "Plan",
+    "Progress",
     "Redaction",
     "Report",
     "Result",
+    "Weighed",
     "again",
+    "arrivals",
     "export",
     "imported",
     "planned",
     "sent",
     "stored",
+    "weighed",
 ]

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import time
 from collections.abc import AsyncGenerator, AsyncIterable, Callable, Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass, field, replace
 from datetime import datetime
 
@@ -45,7 +46,7 @@ class Desk:
 
     Args:
         sources: by name, those of this consumer.
-        secrets: by source, its secrets here, the first of which signs.
+        secrets: by source, its secrets here; the first that can sign does.
         resign: whether every delivery is signed anew, not only those without a signature.
         most_bytes: the largest body that is stored.
         now: unix seconds.
@@ -68,14 +69,14 @@ class Desk:
             return arrival
         if not self.resign and any(name == source.recipe.header for name, _ in arrival.headers):
             return arrival
-        secrets = self.secrets.get(source.name)
-        if not secrets:
-            raise ConfigurationError(
-                f"no secret to sign with for {source.name}: set {secret_variable(source.name)} to the receiver's, or "
-                "run this where webhooks serve --dev keeps one"
-            )
-        headers = resigned(source, arrival.headers, arrival.body, secrets[0], self.now())
-        return replace(arrival, headers=headers, signed=True)
+        for secret in self.secrets.get(source.name, ()):
+            with suppress(ConfigurationError):  # a public key
+                headers = resigned(source, arrival.headers, arrival.body, secret, self.now())
+                return replace(arrival, headers=headers, signed=True)
+        raise ConfigurationError(
+            f"no secret to sign with for {source.name}: set {secret_variable(source.name)} to the receiver's, or "
+            "run this where webhooks serve --dev keeps one"
+        )
 
     def judged(self, arrival: Arrival) -> Delivery:
         """Verify a delivery as of the time at which it was received, and make of it what is stored.

@@ -43,6 +43,12 @@ def event_of(name: str) -> str:
     return name.partition("@")[0]
 
 
+def is_example(source: Source, name: str) -> bool:
+    """Say whether a sample is one of the provider's own examples, which is the same in every call."""
+    folder = _folder(source)
+    return folder is not None and (folder / f"{name}.json").is_file() and "$" not in _text(folder / f"{name}.json")
+
+
 def numbers() -> dict[str, int]:
     """Draw what `$number` and `$other_number` stand for; samples made with the same ones tell of the same thing."""
     return {"number": 1_000_000 + randbelow(9_000_000), "other_number": 10_000_000 + randbelow(90_000_000)}
@@ -65,7 +71,7 @@ def sample(source: Source, event: str, fresh: Mapping[str, int] | None = None) -
         listed = f"there are: {', '.join(known)}; or " if known else ""
         raise ConfigurationError(f"there is no sample of {source.name} {event}: {listed}give a body with --file")
     file = folder / f"{name}.json"
-    body = json.loads(file.read_text(encoding="utf-8")) if file.is_file() else shortcut.template(name)
+    body = json.loads(_text(file)) if file.is_file() else shortcut.template(name)
     values = {
         "uuid": str(uuid.uuid4()),
         "now": datetime.now(UTC).isoformat(timespec="milliseconds").replace("+00:00", "Z"),
@@ -78,6 +84,10 @@ def sample(source: Source, event: str, fresh: Mapping[str, int] | None = None) -
 
 def _folder(source: Source) -> Traversable | None:
     return next((files(__name__) / name for kind, name in FOLDERS.items() if isinstance(source, kind)), None)
+
+
+def _text(file: Traversable) -> str:
+    return file.read_text(encoding="utf-8")
 
 
 def _filled(value: Any, fresh: Mapping[str, Any]) -> Any:

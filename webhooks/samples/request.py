@@ -7,14 +7,16 @@ import time
 from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
+from urllib.parse import urlencode
 
 from webhooks.delivery import Headers
 from webhooks.samples import edit
 from webhooks.signatures import sign
 from webhooks.sources import GitHub, Shortcut, Source
-from webhooks.sources.reading import is_object
+from webhooks.sources.reading import first, is_object
 
 HOOK_ID = "1"
+FORM = "application/x-www-form-urlencoded"
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,20 +27,36 @@ class Request:
     body: bytes
 
 
-def changed(source: Source, body: Any, changes: Sequence[str], id: str) -> bytes:
+def changed(source: Source, body: Any, changes: Sequence[str], id: str, *, ascii: bool = True) -> bytes:
     """Write a body with a delivery's own id, where that is in the body, and with the changes of `--set`.
+
+    Args:
+        source: whose body it is.
+        body: parsed; it is changed in place.
+        changes: assignments, see `edit.change`.
+        id: the delivery's.
+        ascii: whether to write other characters as `\\u…`.
 
     Raises:
         ValueError: a change has no place in the body.
     """
-    if isinstance(source, Shortcut) and is_object(body):
+    if isinstance(source, Shortcut) and is_object(body) and body.get("type") != "validation":
         body["id"] = id
     for assignment in changes:
         edit.change(body, assignment)
-    return json.dumps(body).encode()
+    return json.dumps(body, ensure_ascii=ascii).encode("utf-8", "surrogatepass")
 
 
-def signed(source: Source, event: str, body: bytes, secret: str, id: str) -> Request:
+def signed(
+    source: Source,
+    event: str,
+    body: bytes,
+    secret: str,
+    id: str,
+    *,
+    kept: Headers | None = None,
+    now: float | None = None,
+) -> Request:
     """Add the headers with which the source's provider would send a body.
 
     Args:
@@ -47,15 +65,45 @@ def signed(source: Source, event: str, body: bytes, secret: str, id: str) -> Req
         body: the bytes to send.
         secret: one of the source's.
         id: the delivery's.
+        kept: the header lines of a delivery that is sent again, instead of those of a new one; its signature and its
+            id are made anew.
+        now: unix seconds, where it is not to be signed as of this moment.
 
     Raises:
         ConfigurationError: the secret cannot sign.
     """
-    headers = [("content-type", "application/json"), ("user-agent", "webhooks trigger")]
-    if isinstance(source, GitHub):
-        headers += [
-            ("x-github-event", event.partition(".")[0]),
-            ("x-github-delivery", id),
-            ("x-github-hook-id", HOOK_ID),
-        ]
-    return Request((*headers, *sign(source.recipe, body, secret, now=time.time(), id=id)), body)
+    headers = _new(source, event, id) if kept is None else _again(source, kept, id)
+    when = time.time() if now is None else now
+    return Request((*headers, *sign(source.recipe, body, secret, now=when, id=id)), body)
+
+
+def as_form(request: Request, source: Source, secret: str) -> Request:
+    """Send a body as GitHub's form encoding does, signed over the form."""
+    body = encoded(request.body)
+    lines = [line for line in request.headers if line[0] != "content-type" and line[0] not in source.recipe.headers]
+    return Request((("content-type", FORM), *lines, *sign(source.recipe, body, secret, now=time.time())), body)
+
+
+def encoded(body: bytes) -> bytes:
+    """Write JSON in GitHub's form encoding."""
+    return urlencode({"payload": body}).encode()
+
+
+def is_form(headers: Headers) -> bool:
+    """Say whether a body is GitHub's form encoding."""
+    return (first(headers, "content-type") or "").partition(";")[0].strip().lower() == FORM
+
+
+def _new(source: Source, event: str, id: str) -> Headers:
+    headers = (("content-type", "application/json"), ("user-agent", "webhooks trigger"))
+    if not isinstance(source, GitHub):
+        return headers
+    named = ("x-github-event", event.partition(".")[0])
+    return (*headers, named, ("x-github-delivery", id), ("x-github-hook-id", HOOK_ID))
+
+
+def _again(source: Source, kept: Headers, id: str) -> Headers:
+    left = tuple(line for line in kept if line[0] not in source.recipe.headers)
+    if not isinstance(source, GitHub):
+        return left
+    return (*(line for line in left if line[0] != "x-github-delivery"), ("x-github-delivery", id))

@@ -24,6 +24,7 @@ from webhooks.errors import ConfigurationError, WebhooksError
 WITHIN_S = 45.0
 END_WITHIN_S = 5.0
 READ_ON_S = 1.0
+LOOK_EVERY_S = 0.05
 LINES_KEPT = 12
 LONGEST_LINE = 64 * 1024
 
@@ -209,13 +210,13 @@ async def _read(
 
 async def _end(process: asyncio.subprocess.Process, reading: asyncio.Task[None], said: deque[str]) -> str:
     """Wait until a program has ended, end what it started, and return how it ended."""
-    code = await process.wait()
+    await _over(process)
     # At once: the group's number is its own only while something of it lives.
     with suppress(ProcessLookupError):
         os.killpg(process.pid, signal.SIGKILL)
     await asyncio.wait({reading}, timeout=READ_ON_S)
     reading.cancel()
-    return f"exit code {code}, it {_last(said)}"
+    return f"exit code {process.returncode}, it {_last(said)}"
 
 
 def _last(said: deque[str]) -> str:
@@ -231,7 +232,13 @@ async def _stop(process: asyncio.subprocess.Process) -> None:
             os.killpg(process.pid, number)
         with suppress(TimeoutError):
             async with asyncio.timeout(END_WITHIN_S):
-                await process.wait()
+                await _over(process)
+
+
+async def _over(process: asyncio.subprocess.Process) -> None:
+    """Wait for the end of a process; before Python 3.13 its own `wait` waits for whoever holds its output as well."""
+    while process.returncode is None:  # noqa: ASYNC110 - there is no event to wait for
+        await asyncio.sleep(LOOK_EVERY_S)
 
 
 def _end_with_parent() -> None:

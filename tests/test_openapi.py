@@ -1,0 +1,87 @@
+"""The description of the JSON API is valid, complete and true: every operation's real answers are held against it."""
+
+from __future__ import annotations
+
+import json
+from typing import Any
+
+import httpx
+import shop
+from consumers import stack
+from jsonschema import Draft202012Validator, FormatChecker
+from openapi_spec_validator import validate
+from test_control import after_some_work, asking
+
+
+class Description:
+    """The description that a control plane gives, and answers held against it."""
+
+    def __init__(self, document: dict[str, Any], client: httpx.AsyncClient) -> None:
+        self.document = document
+        self.client = client
+        self.held: set[tuple[str, str, str]] = set()
+
+    def nothing_is_left_out(self) -> None:
+        described = {
+            (method.upper(), path, status)
+            for path, methods in self.document["paths"].items()
+            for method, operation in methods.items()
+            for status, told in operation["responses"].items()
+            if status != "default" and "application/json" in told["content"]
+        }
+        assert described <= self.held, "hold an answer of each against its description"
+
+    async def holds(self, method: str, path: str, url: str, status: int, body: object = None) -> Any:
+        """Ask, and hold the answer against what the description says of it."""
+        content = None if body is None else json.dumps(body).encode()
+        answer = await self.client.request(method, url, content=content)
+        assert answer.status_code == status, answer.text
+        responses = self.document["paths"][path][method.lower()]["responses"]
+        told = responses.get(str(status)) or responses["default"]
+        schema = told["content"]["application/json"]["schema"]
+        whole = {**schema, "components": self.document["components"]}
+        errors = sorted(Draft202012Validator(whole, format_checker=FormatChecker()).iter_errors(answer.json()), key=str)
+        assert not errors, f"{method} {url}: {errors[0].json_path}: {errors[0].message}"
+        self.held.add((method, path, str(status) if str(status) in responses else "default"))
+        return answer.json()
+
+
+async def test_the_description_is_valid_openapi_and_names_each_operation_once(database_url: str) -> None:
+    async with stack(database_url, shop.consumer, work=False) as running, asking(running, shop.consumer) as client:
+        document = (await client.get("/api/openapi.json")).json()
+    validate(document)
+    operations = [operation for methods in document["paths"].values() for operation in methods.values()]
+    assert len({operation["operationId"] for operation in operations}) == len(operations)
+
+
+async def test_every_answer_is_as_described(database_url: str) -> None:
+    async with after_some_work(database_url) as (running, client):
+        await running.sql(
+            "INSERT INTO attempts (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at, ended_at,"
+            " outcome, error) SELECT 99999, 'patch_sessions', '5', 'drafting', visit, 1, 'x', now(), now(), 'error', ''"
+            " FROM patch_sessions WHERE sc_id = 5"
+        )
+        await running.sql(
+            "INSERT INTO effects (idempotency_key, claim_seq, state, input_hash, result, call_until,"
+            " ended_at)"
+            " VALUES ('patch_sessions:5:drafting:1:call', 99999, 'done', '', '1', now(), now())"
+        )
+        told = Description((await client.get("/api/openapi.json")).json(), client)
+        await told.holds("GET", "/api/status", "/api/status", 200)
+        rows = (await told.holds("GET", "/api/deliveries", "/api/deliveries", 200))["deliveries"]
+        assert len(rows) == 4
+        await told.holds("GET", "/api/deliveries", "/api/deliveries?limit=0", 400)
+        for row in rows:
+            await told.holds("GET", "/api/deliveries/{id}", f"/api/deliveries/{row['id']}", 200)
+        await told.holds("GET", "/api/deliveries/{id}", "/api/deliveries/999", 404)
+        found = (await told.holds("GET", "/api/escalations", "/api/escalations", 200))["escalations"]
+        assert any(one["attempts"] and one["effects"] for one in found)
+        why = "/api/why/{table}/{key}"
+        await told.holds("GET", why, "/api/why/patch_sessions/5", 200)
+        await told.holds("GET", why, "/api/why/patch_sessions/99", 404)
+        await told.holds("GET", why, "/api/why/nothing/1", 404)
+        asked = {"row": "patch_sessions:5", "reason": "looked"}
+        await told.holds("POST", "/api/retry", "/api/retry", 200, asked)
+        await told.holds("POST", "/api/retry", "/api/retry", 409, asked)
+        await told.holds("POST", "/api/resolve", "/api/resolve", 200, {**asked, "row": "deliveries:3", "to": "ignored"})
+        told.nothing_is_left_out()

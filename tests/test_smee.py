@@ -1,0 +1,392 @@
+"""Following a channel of smee.io: its stream as its server writes it, and the bytes that were signed."""
+
+from __future__ import annotations
+
+import asyncio
+import json
+from collections.abc import AsyncIterator, Iterable
+from contextlib import AsyncExitStack, asynccontextmanager
+from typing import Any
+from urllib.parse import parse_qsl, quote_plus
+
+import httpx
+import pytest
+from consumers import SECRET, digest, from_github, from_shortcut, served, stack, stories
+from gates import until
+
+from webhooks import Consumer, GitHub, Shortcut, StandardWebhooks
+from webhooks.errors import ConfigurationError, Unreadable
+from webhooks.sending import opened
+from webhooks.signatures import sign
+from webhooks.tunnel.message import as_sent, read
+from webhooks.tunnel.relay import Relay, Signer
+from webhooks.tunnel.report import Report
+from webhooks.tunnel.session import OnError, Stopped
+from webhooks.tunnel.smee import NotAChannel, carry, follow
+
+CHANNEL = "https://smee.example/channel"
+READY = b"id: 0\nevent: ready\ndata: {}\n\n"
+PING = b"id: 3\nevent: ping\ndata: {}\n\n"
+GITHUB, SHORTCUT = GitHub(), Shortcut()
+
+
+def written(value: Any) -> str:
+    """JSON as JavaScript's JSON.stringify writes it."""
+    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
+
+
+def told(headers: Iterable[tuple[str, str]], body: str, **more: Any) -> str:
+    """The data of an event, as the server makes it of a request."""
+    lines = {"host": "smee.example", "connection": "close", **{name.lower(): value for name, value in headers}}
+    rest = {**more, "query": {}, "timestamp": 1_780_000_000_000}
+    return f"{written(lines)[:-1]},{f'{chr(34)}body{chr(34)}:{body},' if body else ''}{written(rest)[1:]}"
+
+
+def event(data: str, number: int = 1) -> bytes:
+    return f"id: {number}\ndata: {data}\n\n".encode()
+
+
+# What the channel says
+
+
+def test_headers_and_body_are_what_the_channel_wrote() -> None:
+    body = '{"b":1,"a":{"body":"\\"}","c":[1,2]},"n":12345678901234567000,"e":"é😊"}'
+    message = read(told([("X-GitHub-Event", "push"), ("Set-Cookie", "a")], body, also=["x", "y"]))
+    assert message.writings[0] == body.encode()
+    assert ("x-github-event", "push") in message.headers
+    assert ("also", "x") in message.headers
+    assert ("also", "y") in message.headers
+    assert not {"body", "query", "timestamp"} & {name for name, _ in message.headers}
+
+
+@pytest.mark.parametrize(
+    "data",
+    ["", "{}", "[]", "null", "{", '{"body"', '{"body":1', '{"body" 1}', "{1:2}", '{"query":{}}', "[" * 100_000, '"x"'],
+)
+def test_what_is_no_request_is_unreadable(data: str) -> None:
+    with pytest.raises(Unreadable):
+        read(data)
+
+
+@pytest.mark.parametrize("name", ["rawdata", "rawbody"])
+def test_the_bytes_themselves_are_taken_where_a_channel_passes_them_on(name: str) -> None:
+    sent = '{\n   "a": 2,\n  "id": 12345678901234567890, "f": 1.0, "e": "\\u00e9", "a": 3\n}'
+    request = from_github(sent.encode())
+    message = read(told(request.headers, '{"a":3,"id":12345678901234567000,"f":1,"e":"é"}', **{name: sent}))
+    found = as_sent(GITHUB, message, [SECRET], 0)
+    assert found is not None
+    assert found.body == sent.encode()
+
+
+# The bytes that were signed
+
+STORY = {"id": "5f0c", "actions": [{"id": 7, "app_url": "https://app.shortcut.com/x/story/7", "name": "café 😊 <b>"}]}
+
+
+@pytest.mark.parametrize(
+    "sent",
+    [
+        written(STORY),
+        json.dumps(STORY),
+        json.dumps(STORY, separators=(",", ":")),
+        json.dumps(STORY, indent=2, ensure_ascii=False),
+        written(STORY).replace("/", "\\/"),
+        json.dumps(STORY, separators=(",", ":")).replace("/", "\\/"),
+    ],
+    ids=["as JavaScript", "as Python", "ASCII", "indented", "slashes escaped", "ASCII and slashes escaped"],
+)
+def test_bytes_that_the_channel_wrote_anew_are_found_again_by_their_signature(sent: str) -> None:
+    request = from_shortcut(sent.encode())
+    message = read(told(request.headers, written(json.loads(sent))))
+    found = as_sent(SHORTCUT, message, [SECRET], 0)
+    assert found is not None
+    assert found.body == sent.encode()
+    assert found.rewritten == (sent != written(STORY))
+    assert as_sent(SHORTCUT, message, ["another secret"], 0) is None
+
+
+def test_bytes_that_lost_something_on_the_way_cannot_be_found() -> None:
+    sent = '{\n   "a": 2,\n  "id": 12345678901234567890, "f": 1.0, "e": "\\u00e9", "a": 3\n}'
+    request = from_github(sent.encode())
+    assert as_sent(GITHUB, read(told(request.headers, '{"a":3,"id":12345678901234567000}')), [SECRET], 0) is None
+
+
+def test_a_form_is_a_form_again() -> None:
+    sent = b"payload=" + quote_plus('{"action":"opened","title":"a b+c & d"}').encode() + b"&other=1"
+    kind = "application/x-www-form-urlencoded"
+    request = from_github(sent, event="issues", content_type=kind)
+    message = read(told(request.headers, written(dict(parse_qsl(sent.decode())))))
+    found = as_sent(GITHUB, message, [SECRET], 0)
+    assert found is not None
+    assert found.body == sent
+    assert ("content-type", kind) in GITHUB.keep(message.headers)
+
+
+def test_an_old_signed_time_does_not_hide_that_the_signature_fits() -> None:
+    acme, secret = StandardWebhooks("acme"), "whsec_" + "A" * 43 + "="
+    sent = b'{"type": "x"}'
+    message = read(told(sign(acme.recipe, sent, secret, now=1000, id="a"), '{"type":"x"}'))
+    found = as_sent(acme, message, [secret], 10_000)
+    assert found is not None
+    assert found.body == sent
+
+
+def test_only_the_headers_that_belong_to_the_delivery_go_on() -> None:
+    request = from_github(b"{}")
+    kept = GITHUB.keep(read(told([*request.headers, ("Authorization", "x"), ("Cookie", "y")], "{}")).headers)
+    assert {name for name, _ in kept} == {name.lower() for name, _ in request.headers}
+
+
+# The stream
+
+
+class Chunks(httpx.AsyncByteStream):
+    def __init__(self, chunks: Iterable[bytes]) -> None:
+        self.chunks = chunks
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        for chunk in self.chunks:
+            if chunk:
+                yield chunk
+
+
+class Channel(httpx.AsyncBaseTransport):
+    """A channel whose connections are these, one after the other; past them the test has what it wants."""
+
+    def __init__(self, *connections: Iterable[bytes] | httpx.Response | Exception) -> None:
+        self.connections = list(connections)
+        self.requests: list[httpx.Request] = []
+
+    async def handle_async_request(self, request: httpx.Request) -> httpx.Response:
+        self.requests.append(request)
+        if not self.connections:
+            await asyncio.Event().wait()
+        found = self.connections.pop(0)
+        if isinstance(found, Exception):
+            raise found
+        if isinstance(found, httpx.Response):
+            return found
+        return httpx.Response(200, headers={"content-type": "text/event-stream"}, stream=Chunks(found))
+
+
+async def heard(channel: Channel, count: int, lines: list[str] | None = None) -> list[bytes]:
+    """The bodies of the first messages of a channel."""
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    found: list[bytes] = []
+    async with httpx.AsyncClient(transport=channel) as client, asyncio.timeout(20):
+        messages = follow(client, CHANNEL, ([] if lines is None else lines).append, wait)
+        while len(found) < count:
+            found.append((await anext(messages)).writings[0])
+        await messages.aclose()
+    assert all(0 < seconds <= 30 for seconds in waits)
+    return found
+
+
+# \u2028 and \x85 are line ends elsewhere, and stand as they are in what JavaScript writes.
+HARD = written({"title": "😊 é \u2028 \x85 \x0b", "next": "line\nline\r"})
+
+
+async def test_events_come_whole_wherever_the_stream_is_cut() -> None:
+    stream = READY + event(told([], HARD), 1) + PING + event(told([], '{"n":"é"}'), 2)
+    for at in range(len(stream)):
+        assert await heard(Channel([stream[:at], stream[at:]]), 2) == [HARD.encode(), '{"n":"é"}'.encode()]
+    assert len(await heard(Channel([bytes([byte]) for byte in stream]), 2)) == 2
+
+
+@pytest.mark.parametrize("end", ["\r\n", "\r"])
+async def test_other_line_ends_are_line_ends_too(end: str) -> None:
+    stream = (READY + event(told([], HARD))).replace(b"\n", end.encode()) + READY
+    for at in range(len(stream)):
+        assert await heard(Channel([stream[:at], stream[at:]]), 1) == [HARD.encode()]
+
+
+async def test_an_event_that_is_cut_off_by_the_end_of_the_connection_is_none() -> None:
+    whole = event(told([], HARD))
+    for at in range(1, len(whole) - 1):
+        assert await heard(Channel([READY, whole[:at]], [READY, event(told([], "{}"))]), 1) == [b"{}"]
+
+
+async def test_a_connection_that_ends_or_breaks_is_made_again_and_that_is_said() -> None:
+    lines: list[str] = []
+    channel = Channel(
+        [READY, event(told([], '{"n":1}'))],
+        httpx.ReadTimeout("silent"),
+        httpx.Response(502),
+        [PING, b"data: no request\n\n", event(told([], '{"n":2}'))],
+    )
+    assert await heard(channel, 2, lines) == [b'{"n":1}', b'{"n":2}']
+    assert [request.headers["accept"] for request in channel.requests] == ["text/event-stream"] * 4
+    said = "\n".join(lines)
+    assert "what is sent there while nobody follows is lost" in said
+    for reason in ("it ended the connection", "silent", "502", "passed over"):
+        assert reason in said
+
+
+@pytest.mark.parametrize(
+    "answer",
+    [httpx.Response(404), httpx.Response(200, text="<html>"), httpx.Response(302, headers={"location": "/"})],
+    ids=["404", "a page", "a redirect"],
+)
+async def test_an_address_that_is_no_channel_is_said_to_be_none(answer: httpx.Response) -> None:
+    with pytest.raises(NotAChannel):
+        await heard(Channel(answer), 1)
+
+
+async def test_whoever_answers_in_between_is_waited_out() -> None:
+    login = httpx.Response(200, text="<html>who are you?</html>", headers={"content-type": "text/html"})
+    assert await heard(Channel([READY], login, [event(told([], "{}"))]), 1) == [b"{}"]
+
+
+async def test_what_is_no_address_is_said_to_be_none() -> None:
+    async with httpx.AsyncClient() as client:
+        with pytest.raises(ConfigurationError):
+            await anext(follow(client, "smee.io/channel", print))
+
+
+# To the local receiver
+
+
+class Server:
+    """smee.io itself, on a socket: what is posted to a channel goes to whoever follows it."""
+
+    def __init__(self) -> None:
+        self.followers: set[asyncio.Queue[bytes]] = set()
+
+    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
+        if scope["method"] == "GET":
+            return await self.stream(receive, send)
+        body = b""
+        while (message := await receive()).get("more_body"):
+            body += message["body"]
+        body += message["body"]
+        headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
+        parsed = dict(parse_qsl(body.decode())) if body.startswith(b"payload=") else json.loads(body)
+        for follower in self.followers:
+            follower.put_nowait(event(told(headers, written(parsed))))
+        await send({"type": "http.response.start", "status": 200, "headers": []})
+        await send({"type": "http.response.body"})
+
+    async def stream(self, receive: Any, send: Any) -> None:
+        waiting: asyncio.Queue[bytes] = asyncio.Queue()
+        self.followers.add(waiting)
+        headers = [(b"content-type", b"text/event-stream")]
+        await send({"type": "http.response.start", "status": 200, "headers": headers})
+        await send({"type": "http.response.body", "body": READY, "more_body": True})
+        gone = asyncio.create_task(receive_until_gone(receive))
+        while not gone.done():
+            next = asyncio.create_task(waiting.get())
+            await asyncio.wait({gone, next}, return_when=asyncio.FIRST_COMPLETED)
+            if next.done():
+                await send({"type": "http.response.body", "body": next.result(), "more_body": True})
+            next.cancel()
+        self.followers.discard(waiting)
+
+
+async def receive_until_gone(receive: Any) -> None:
+    while (await receive())["type"] != "http.disconnect":
+        pass
+
+
+class Tunnel:
+    """A running tunnel from a channel of a server to a receiver."""
+
+    def __init__(self, parts: Any, channel: str, lines: list[str], carrying: asyncio.Task[None]) -> None:
+        self.parts, self.channel, self.lines, self.carrying = parts, channel, lines, carrying
+
+    async def post(self, request: Any) -> None:
+        async with httpx.AsyncClient() as client:
+            await client.post(self.channel, content=request.body, headers=request.headers)
+
+    async def stored(self, count: int) -> list[dict[str, Any]]:
+        async with asyncio.timeout(20):
+            while len(rows := await self.parts.deliveries()) < count:
+                assert not self.carrying.done(), await asyncio.gather(self.carrying, return_exceptions=True)
+                await asyncio.sleep(0.02)
+        return list(rows)
+
+
+@asynccontextmanager
+async def tunnel(
+    database_url: str, source: Any, *, secret: str = SECRET, resign: bool = False, on_error: OnError = "stop"
+) -> AsyncIterator[Tunnel]:
+    consumer = Consumer(gates=[], sources=[Shortcut(), GitHub()])
+    lines: list[str] = []
+    server = Server()
+    async with AsyncExitStack() as exits:
+        local_secrets = dict.fromkeys(consumer.sources, (secret,))
+        parts = await exits.enter_async_context(stack(database_url, consumer, work=False, secrets=local_secrets))
+        port = await exits.enter_async_context(served(parts.receiver))
+        channel = f"http://127.0.0.1:{await exits.enter_async_context(served(server))}/channel"
+        base = f"http://127.0.0.1:{port}"
+        local = await exits.enter_async_context(opened(base))
+        remote = await exits.enter_async_context(httpx.AsyncClient())
+        signer = Signer(consumer.sources, lambda _: secret) if resign else None
+        relay = Relay(local, base, retries=0, tell=lines.append, signer=signer)
+        report = Report(lines.append, consumer.sources)
+        messages = follow(remote, channel, lines.append)
+        carrying = asyncio.create_task(carry(messages, source, [secret], relay, report, on_error))
+        await until(lambda: server.followers, within_s=20)
+        try:
+            yield Tunnel(parts, channel, lines, carrying)
+        finally:
+            carrying.cancel()
+            await asyncio.gather(carrying, return_exceptions=True)
+
+
+@pytest.mark.invariant(12)
+async def test_what_is_posted_to_a_channel_arrives_as_it_was_sent(database_url: str) -> None:
+    kind = "application/x-www-form-urlencoded"
+    form = b"payload=" + quote_plus('{"action":"opened"}').encode()
+    async with tunnel(database_url, GITHUB) as running:
+        requests = [from_github(json.dumps({"n": number, "e": "é/"}).encode()) for number in range(5)]
+        requests.append(from_github(form, event="issues", content_type=kind))
+        for request in requests:
+            await running.post(request)
+        rows = await running.stored(len(requests))
+        assert [bytes(row["body"]) for row in rows] == [request.body for request in requests]
+        assert ["content-type", kind] in rows[-1]["headers"]
+        assert any("found again" in line for line in running.lines)
+        assert sum("→ 202 accepted" in line for line in running.lines) == len(requests)
+
+
+LOSSY = '{\n   "a": 2,\n  "id": 12345678901234567890, "a": 3\n}'
+
+
+async def test_that_the_channel_wrote_a_body_anew_is_said_when_the_signature_fails(database_url: str) -> None:
+    async with tunnel(database_url, GITHUB) as running:
+        await running.post(from_github(LOSSY.encode()))
+        with pytest.raises(Stopped, match=r"(?s)401: bad_signature.*wrote this body anew.*--resign"):
+            await asyncio.wait_for(running.carrying, 20)
+        assert await running.parts.deliveries() == []
+
+
+async def test_refused_ones_are_left_out_where_that_is_asked_for(database_url: str) -> None:
+    async with tunnel(database_url, GITHUB, on_error="skip") as running:
+        await running.post(from_github(LOSSY.encode()))
+        await running.post(from_github(b"{}"))
+        assert len(await running.stored(1)) == 1
+        assert any("wrote this body anew" in line for line in running.lines)
+
+
+async def test_signed_anew_it_is_taken_though_the_channel_wrote_it_anew(database_url: str) -> None:
+    async with tunnel(database_url, GITHUB, secret="a local secret", resign=True) as running:
+        await running.post(from_github(LOSSY.encode(), guid="one"))
+        [row] = await running.stored(1)
+        assert json.loads(bytes(row["body"])) == json.loads(LOSSY)
+        assert row["dedup_key"] == "101:one"
+        signature = dict(row["headers"])["x-hub-signature-256"]
+        assert signature == f"sha256={digest(bytes(row['body']), 'a local secret')}"
+
+
+async def test_a_copy_that_comes_twice_is_stored_once(database_url: str) -> None:
+    async with tunnel(database_url, SHORTCUT) as running:
+        request = from_shortcut(stories(7, id="same"))
+        for _ in range(3):
+            await running.post(request)
+        await running.post(from_shortcut(stories(8)))
+        assert len(await running.stored(2)) == 2
+        assert sum("→ 200 duplicate" in line for line in running.lines) == 2

@@ -1,0 +1,765 @@
+"""The tunnel: what it passes on, where it goes on, and what it says when it cannot."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import signal
+import stat
+from collections.abc import AsyncIterator, Callable
+from contextlib import AsyncExitStack, aclosing, asynccontextmanager
+from dataclasses import dataclass, field
+from datetime import UTC, datetime, timedelta
+from pathlib import Path
+from typing import Any
+
+import httpx
+import pytest
+import respx
+from click.testing import CliRunner
+from consumers import SECRET, Stack, arrival, arrived, from_github, from_shortcut, served, stack, stories
+from feeds import Deployed, Line, deployed, lined, senders
+from gates import until
+from processes import ROOT, empty_database, started, webhooks
+from starlette.applications import Starlette
+from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.routing import Route
+
+from webhooks import GitHub, Shortcut, StandardWebhooks
+from webhooks.cli.tunnel import tunnel
+from webhooks.errors import ConfigurationError, WebhooksError
+from webhooks.sending import Answer, opened
+from webhooks.signatures import sign
+from webhooks.tunnel.bookmark import Bookmark, bookmark
+from webhooks.tunnel.follower import Follower, Refused
+from webhooks.tunnel.items import Arrived, Pruned, Standing
+from webhooks.tunnel.relay import Incoming, Relay, Signer, wait_s
+from webhooks.tunnel.report import Report, lasted, named
+from webhooks.tunnel.session import OnError, Stopped, carry
+
+HERE = "http://127.0.0.1:8000"
+OTHER_SECRET = "another invented secret"
+
+
+async def no_sleep(seconds: float) -> None:
+    await asyncio.sleep(0)
+
+
+def incoming(body: bytes = b"{}", *, source: str = "github", **more: Any) -> Incoming:
+    headers = (("content-type", "application/json"), ("x-github-event", "push"), ("x-hub-signature-256", "sha256=00"))
+    return Incoming(source=source, headers=headers, body=body, id=7, **more)
+
+
+# ---- the place on disk
+
+
+async def test_a_place_is_found_again_by_the_same_tunnel_and_by_no_other(tmp_path: Path) -> None:
+    async with bookmark(tmp_path, "https://a", ["github", "shortcut"], HERE) as kept:
+        assert kept.cursor is None
+        kept.keep("one")
+        kept.keep("two")
+    async with bookmark(tmp_path, "https://a", ["shortcut", "github"], HERE) as again:
+        assert again.cursor == "two"
+        assert datetime.fromisoformat(again.kept_at or "") <= datetime.now(UTC)
+    for other in (("https://b", ["github", "shortcut"], HERE), ("https://a", [], HERE), ("https://a", ["github"], "x")):
+        async with bookmark(tmp_path, *other) as another:
+            assert another.cursor is None
+
+
+async def test_a_place_is_written_while_the_tunnel_runs(tmp_path: Path) -> None:
+    async with bookmark(tmp_path, "https://a", [], HERE) as kept:
+        kept.keep("one")
+        await until(lambda: kept.path.exists() and json.loads(kept.path.read_text())["cursor"] == "one")
+        assert stat.S_IMODE(kept.path.stat().st_mode) == 0o600
+
+
+async def test_two_tunnels_do_not_share_a_place(tmp_path: Path) -> None:
+    async with bookmark(tmp_path, "https://a", [], HERE):
+        with pytest.raises(ConfigurationError, match="another tunnel"):
+            async with bookmark(tmp_path, "https://a", [], HERE):
+                pass
+
+
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"cursor": 3}'])
+async def test_a_place_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path, content: str) -> None:
+    async with bookmark(tmp_path, "https://a", [], HERE) as kept:
+        path = kept.path
+    path.write_text(content)
+
+    with pytest.raises(ConfigurationError, match="--since"):
+        async with bookmark(tmp_path, "https://a", [], HERE):
+            pass
+
+
+async def test_a_write_that_is_cut_short_leaves_the_place_before_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with bookmark(tmp_path, "https://a", [], HERE) as kept:
+        kept.keep("one")
+    kept = Bookmark(kept.path, {})
+    kept.keep("two")
+
+    def no_room(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    with monkeypatch.context() as broken:
+        broken.setattr(os, "fsync", no_room)
+        with pytest.raises(OSError, match="No space"):
+            kept.write()
+
+    assert Bookmark(kept.path, {}).cursor == "one"
+
+
+async def test_a_place_that_cannot_be_written_ends_the_tunnel(tmp_path: Path) -> None:
+    with pytest.raises(WebhooksError, match="cannot be kept"):
+        async with bookmark(tmp_path, "https://a", [], HERE) as kept:
+            kept.path.with_suffix(".new").mkdir()
+            kept.keep("one")
+            await until(lambda: kept._failure is not None)
+            kept.path.with_suffix(".new").rmdir()
+            kept.keep("two")
+
+
+# ---- posting
+
+
+@dataclass
+class Said:
+    """What a person was told."""
+
+    lines: list[str] = field(default_factory=list[str])
+
+    def __call__(self, text: str) -> None:
+        self.lines.append(text)
+
+    @property
+    def text(self) -> str:
+        return "\n".join(self.lines)
+
+
+@asynccontextmanager
+async def relaying(retries: int = 3, signer: Signer | None = None) -> AsyncIterator[tuple[Relay, Said]]:
+    said = Said()
+    async with opened(HERE) as client:
+        yield Relay(client, HERE, retries=retries, tell=said, signer=signer, sleep=no_sleep), said
+
+
+@respx.mock(base_url=HERE)
+async def test_a_receiver_that_is_away_is_waited_for_however_often(respx_mock: respx.MockRouter) -> None:
+    away = [httpx.ConnectError("refused"), httpx.Response(503, json={"error": "unavailable"}), httpx.ReadError("cut")]
+    route = respx_mock.post("/webhooks/github").mock(side_effect=[*away * 10, httpx.Response(202, json={})])
+    async with relaying(retries=0) as (relay, said):
+        answer = await relay.post(incoming())
+
+    assert answer.status == 202
+    assert route.call_count == 31
+    assert len(said.lines) == 2, "it is said once that it is away, and once that it is back"
+    assert "away" in said.lines[0]
+    assert "again" in said.lines[1]
+
+
+@pytest.mark.parametrize(("status", "retries"), [(500, 2), (502, 2), (401, 3), (404, 1), (413, 0), (307, 2), (302, 0)])
+async def test_a_refused_delivery_is_posted_again_as_often_as_was_said(status: int, retries: int) -> None:
+    async with relaying(retries) as (relay, _), respx.mock(base_url=HERE) as router:
+        route = router.post("/webhooks/github").mock(
+            return_value=httpx.Response(status, json={"error": "no"}, headers={"location": "http://127.0.0.1:9/"})
+        )
+        answer = await relay.post(incoming())
+
+    assert answer.status == status
+    assert route.call_count == retries + 1
+
+
+@respx.mock(base_url=HERE)
+async def test_time_away_uses_up_no_retries(respx_mock: respx.MockRouter) -> None:
+    answers = [500, 503, 503, 500, 503, 500, 200]
+    respx_mock.post("/webhooks/github").mock(side_effect=[httpx.Response(status, json={}) for status in answers])
+    async with relaying(retries=3) as (relay, _):
+        assert (await relay.post(incoming())).status == 200
+
+
+@pytest.mark.parametrize("failures", [1, 2, 3, 8, 10_000])
+def test_waits_grow_up_to_a_limit_and_are_never_the_same(failures: int) -> None:
+    waits = {wait_s(failures, 0.5, 30) for _ in range(20)}
+
+    assert len(waits) > 1
+    longest = min(0.5 * 2 ** min(failures - 1, 20), 30)
+    assert all(longest / 2 <= wait <= longest for wait in waits)
+
+
+async def test_a_delivery_is_signed_anew_for_every_try() -> None:
+    standard = StandardWebhooks("acme")
+    secret = "whsec_" + base64.b64encode(b"0123456789abcdef0123456789abcdef").decode()
+    times = iter([1000.0, 2000.0])
+    signer = Signer({"acme": standard}, lambda name: secret, now=lambda: next(times))
+    old = sign(standard.recipe, b"{}", secret, now=1, id="msg_1")
+    async with relaying(signer=signer) as (relay, _), respx.mock(base_url=HERE) as router:
+        route = router.post("/webhooks/acme").mock(side_effect=[httpx.Response(503), httpx.Response(202, json={})])
+        await relay.post(Incoming(source="acme", headers=(("content-type", "text/x"), *old), body=b"{}"))
+
+    sent = [call.request.headers for call in route.calls]
+    assert [headers["webhook-timestamp"] for headers in sent] == ["1000", "2000"]
+    assert [headers["webhook-id"] for headers in sent] == ["msg_1", "msg_1"]
+    assert all(headers["content-type"] == "text/x" for headers in sent)
+
+
+def test_a_source_that_is_not_known_here_cannot_be_signed_for() -> None:
+    with pytest.raises(ConfigurationError, match="github"):
+        Signer({}, lambda name: SECRET).headers(incoming())
+
+
+# ---- from end to end
+
+
+@dataclass
+class Ends:
+    """A deployed consumer, a line to it, and a consumer here."""
+
+    there: Deployed
+    line: Line
+    url: str
+    here: Stack
+    to: str
+    said: Said
+    home: Path
+    names: dict[str, Any] = field(default_factory=dict[str, Any])
+
+    @asynccontextmanager
+    async def tunnel(self, after: str | None = "all", *, wait: bool = True, **options: Any) -> AsyncIterator[Any]:
+        """A tunnel that runs for the block."""
+        async with self.carrying(after, **options) as work:
+            task = asyncio.create_task(work)
+            try:
+                yield task
+            finally:
+                task.cancel()
+                await asyncio.gather(task, return_exceptions=True)
+
+    @asynccontextmanager
+    async def carrying(
+        self,
+        after: str | None = "all",
+        *,
+        sources: tuple[str, ...] = (),
+        on_error: OnError = "stop",
+        retries: int = 0,
+        token: str | None = None,
+        silent_s: float = 20,
+        signer: Signer | None = None,
+    ) -> AsyncIterator[Any]:
+        async with (
+            bookmark(self.home, self.url, sources, self.to) as kept,
+            httpx.AsyncClient(trust_env=False) as remote,
+            opened(self.to) as local,
+        ):
+            start = after or kept.cursor or "now"
+            follower = Follower(
+                remote, self.url, sources, start, token=token, tell=self.said, silent_s=silent_s, sleep=short_sleep
+            )
+            relay = Relay(local, self.to, retries=retries, tell=self.said, signer=signer, sleep=short_sleep)
+            yield carry(follower, relay, kept, Report(self.said, senders().sources), on_error)
+
+    async def arrived(self, count: int) -> list[dict[str, Any]]:
+        """What has arrived here, once it is so many."""
+
+        async def there() -> bool:
+            return len(await self.here.deliveries()) >= count
+
+        await until(there)
+        return await self.here.deliveries()
+
+
+async def short_sleep(seconds: float) -> None:
+    await asyncio.sleep(seconds / 50)
+
+
+@asynccontextmanager
+async def local_consumer(server_url: str, secret: str = SECRET) -> AsyncIterator[tuple[Stack, int]]:
+    with empty_database(server_url) as url:
+        migrated = await asyncio.to_thread(webhooks, ROOT, "migrate", DATABASE_URL=url)
+        assert migrated.returncode == 0, migrated.stderr
+        secrets = dict.fromkeys(senders().sources, (secret,))
+        async with (
+            stack(url, senders(), work=False, most_bytes=30 << 20, secrets=secrets) as here,
+            served(here.receiver) as port,
+        ):
+            yield here, port
+
+
+@pytest.fixture
+async def make(database_url: str, server_url: str, tmp_path: Path) -> AsyncIterator[Callable[..., Any]]:
+    """Makes the two ends; with what the deployed one or the local one is to have."""
+    async with AsyncExitStack() as ending:
+
+        async def made(secret: str = SECRET, **settings: Any) -> Ends:
+            there = await ending.enter_async_context(deployed(database_url, poll_s=0.1, **settings))
+            line, url = await ending.enter_async_context(lined(there.port))
+            here, port = await ending.enter_async_context(local_consumer(server_url, secret))
+            return Ends(there, line, url, here, f"http://127.0.0.1:{port}", Said(), tmp_path)
+
+        yield made
+
+
+FORM = b"payload=%7B%22action%22%3A+%22opened%22%2C+%22n%22%3A+1.0%7D&other=%C3%A9+x"
+EXACT = [
+    from_shortcut(b'{\n   "a": 2,\n  "id": 12345678901234567890, "f": 1.0, "e": "\\u00e9", "a": 3\n}'),
+    from_github(FORM, event="pull_request", content_type="application/x-www-form-urlencoded; charset=UTF-8"),
+    from_github('{"title":"ok 😊"}\r\n'.encode()),
+    from_github(b"\xef\xbb\xbf{}"),
+    from_github(b"\xff\x00\r\n"),
+    from_github(b"", event="ping"),
+    from_shortcut(b" [1] ", source="shortcut"),
+]
+
+
+@pytest.mark.invariant(12)
+async def test_every_delivery_arrives_byte_for_byte_and_with_its_signature_valid(make: Callable[..., Any]) -> None:
+    ends = await make()
+    for request in EXACT:
+        assert (await ends.there.stack.send(request)).status_code == 202
+    async with ends.tunnel():
+        found = await ends.arrived(len(EXACT))
+
+    there = await ends.there.stack.deliveries()
+    kept = ("source", "dedup_key", "headers", "body")
+    assert [[row[name] for name in kept] for row in found] == [[row[name] for name in kept] for row in there]
+    assert [bytes(row["body"]) for row in found] == [request.body for request in EXACT]
+    assert "application/x-www-form-urlencoded; charset=UTF-8" in dict(found[1]["headers"]).values()
+    assert ends.said.text.count("→ 202 accepted") == len(EXACT)
+
+
+async def test_a_body_of_twenty_five_mebibytes_passes(make: Callable[..., Any]) -> None:
+    ends = await make(most_bytes=26 << 20)
+    body = b'{"a": "' + os.urandom(1 << 20).hex().encode() * 12 + b'"}'
+    await ends.there.stack.send(from_github(body))
+    async with ends.tunnel():
+        [row] = await ends.arrived(1)
+
+    assert hashlib.sha256(bytes(row["body"])).digest() == hashlib.sha256(body).digest()
+
+
+async def test_a_connection_cut_at_any_byte_loses_nothing_and_keeps_the_order(make: Callable[..., Any]) -> None:
+    """At the beginning, inside a frame, inside a body, between frames: what is not whole is not passed on."""
+    ends = await make()
+    for number in range(25):
+        await ends.there.stack.send(from_github(f'{{"number": {number}, "text": "é😊"}}'.encode()))
+    async with ends.tunnel():
+        for cut_after in (1, 40, 150, 300, 450, 611, 700, 999, 1200, 2000):
+            ends.line.cut_after(cut_after)
+            before = ends.line.opened
+            await until(lambda before=before: ends.line.opened > before or ends.line._cut_at is None)
+        found = await ends.arrived(25)
+
+    assert [json.loads(bytes(row["body"]))["number"] for row in found] == list(range(25))
+    assert ends.line.opened > 5
+
+
+async def test_it_goes_on_where_it_left_off_and_says_how_many_wait_and_since_when(make: Callable[..., Any]) -> None:
+    ends = await make()
+    await ends.there.stack.send(from_github(b'{"n": 1}'))
+    async with ends.tunnel():
+        await ends.arrived(1)
+    for number in (2, 3):
+        await ends.there.stack.send(from_github(f'{{"n": {number}}}'.encode()))
+    ends.said.lines.clear()
+    async with ends.tunnel(None):
+        found = await ends.arrived(3)
+
+    assert [json.loads(bytes(row["body"]))["n"] for row in found] == [1, 2, 3]
+    assert ends.said.lines[0].startswith("2 waiting, the first since")
+    assert ends.said.text.count("duplicate") == 0
+
+
+async def test_the_first_time_it_starts_with_what_comes_now(make: Callable[..., Any]) -> None:
+    ends = await make()
+    await ends.there.stack.send(from_github(b'{"n": 1}'))
+    async with ends.tunnel(None):
+        await until(lambda: "nothing is waiting" in ends.said.text)
+        await ends.there.stack.send(from_github(b'{"n": 2}'))
+        [row] = await ends.arrived(1)
+    assert bytes(row["body"]) == b'{"n": 2}'
+
+    # What comes while it is away, though nothing had come before, waits for it all the same.
+    ends.there.stack.told.clear()
+    await ends.there.stack.send(from_github(b'{"n": 3}'))
+    async with ends.tunnel(None):
+        assert len(await ends.arrived(2)) == 2
+
+
+async def test_a_place_is_kept_though_nothing_came(make: Callable[..., Any]) -> None:
+    ends = await make()
+    async with ends.tunnel(None):
+        await until(lambda: "nothing is waiting" in ends.said.text)
+    await ends.there.stack.send(from_github(b'{"n": 1}'))
+    async with ends.tunnel(None):
+        assert len(await ends.arrived(1)) == 1
+
+
+@pytest.mark.parametrize("silent_s", [0.5])
+async def test_a_connection_that_died_without_a_word_is_noticed_by_its_silence(
+    make: Callable[..., Any], silent_s: float
+) -> None:
+    """A laptop that slept finds a connection that its system believes in. Nothing comes over it any more."""
+    ends = await make(keep_alive_s=0.1)
+    async with ends.tunnel("now", silent_s=silent_s):
+        await until(lambda: "nothing is waiting" in ends.said.text)
+        ends.line.freeze()
+        await ends.there.stack.send(from_github(b"{}"))
+        await until(lambda: ends.line.opened >= 2)
+        ends.line.thaw()
+        await ends.arrived(1)
+
+    assert "trying again" in ends.said.text
+
+
+async def test_a_quiet_feed_is_not_taken_for_a_dead_connection(make: Callable[..., Any]) -> None:
+    ends = await make(keep_alive_s=0.05)
+    async with ends.tunnel("now", silent_s=0.5):
+        await until(lambda: "nothing is waiting" in ends.said.text)
+        before = ends.line.passed
+        await until(lambda: ends.line.passed > before + 40 * len(": keep-alive"))
+        assert ends.line.opened == 1
+
+
+async def test_a_deployed_consumer_that_restarts_is_waited_for(make: Callable[..., Any], database_url: str) -> None:
+    ends = await make()
+    async with ends.tunnel():
+        await until(lambda: ends.line.opened == 1)
+        ends.line.target = 1  # nobody is there
+        ends.line.cut()
+        await until(lambda: "trying again" in ends.said.text)
+        async with deployed(database_url, poll_s=0.1) as restarted:
+            await restarted.stack.send(from_github(b"{}"))
+            ends.line.target = restarted.port
+            await ends.arrived(1)
+
+
+async def test_a_delivery_refused_here_stops_the_tunnel_before_it(make: Callable[..., Any]) -> None:
+    ends = await make(secret=OTHER_SECRET)
+    await ends.there.stack.send(from_github(b'{"n": 1}'))
+    [row] = await ends.there.stack.deliveries()
+    async with ends.carrying(retries=2) as work:
+        with pytest.raises(Stopped) as stopped:
+            await work
+
+    message = str(stopped.value)
+    for part in (f"github #{row['id']}", "401", "bad_signature", "--resign", "--on-error skip", "--since A"):
+        assert part in message
+    async with ends.carrying(None) as work:
+        with pytest.raises(Stopped):
+            await work
+    assert await ends.here.deliveries() == []
+
+    # What the message says of --since is so.
+    behind = message.partition("--since ")[2].partition(";")[0]
+    await ends.there.stack.send(from_github(b'{"n": 2}'))
+    signer = Signer(senders().sources, lambda name: OTHER_SECRET)
+    async with ends.tunnel(behind, signer=signer):
+        [passed] = await ends.arrived(1)
+    assert bytes(passed["body"]) == b'{"n": 2}'
+
+
+async def test_refused_deliveries_can_be_left_out(make: Callable[..., Any]) -> None:
+    ends = await make()
+    there = ends.there.stack
+    await arrived(there.pool, arrival(b"{}", source="github", key="unsigned"))
+    await there.send(from_github(b'{"n": 2}'))
+    async with ends.tunnel(on_error="skip"):
+        [row] = await ends.arrived(1)
+
+    assert bytes(row["body"]) == b'{"n": 2}'
+    assert "skipped: missing_signature" in ends.said.text
+
+
+async def test_a_body_pruned_there_is_told_and_passed_over(make: Callable[..., Any]) -> None:
+    ends = await make()
+    await ends.there.stack.send(from_github(b'{"n": 1}'))
+    await ends.there.stack.sql("UPDATE deliveries SET body = NULL, headers = '[]', pruned_at = now()")
+    await ends.there.stack.send(from_github(b'{"n": 2}'))
+    async with ends.tunnel():
+        await ends.arrived(1)
+
+    assert "pruned there" in ends.said.text
+
+
+async def test_signed_anew_it_is_taken_by_a_receiver_with_other_secrets(make: Callable[..., Any]) -> None:
+    ends = await make(secret=OTHER_SECRET)
+    for request in EXACT:
+        await ends.there.stack.send(request)
+    async with ends.tunnel(signer=Signer(senders().sources, lambda name: OTHER_SECRET)):
+        found = await ends.arrived(len(EXACT))
+
+    assert [bytes(row["body"]) for row in found] == [request.body for request in EXACT]
+
+
+async def test_only_the_sources_asked_for_are_passed_on(make: Callable[..., Any]) -> None:
+    ends = await make()
+    await ends.there.stack.send(from_shortcut(stories(1)))
+    await ends.there.stack.send(from_github(b"{}"))
+    async with ends.tunnel(sources=("github",)):
+        await ends.arrived(1)
+        await ends.there.stack.send(from_github(b"{}"))
+        found = await ends.arrived(2)
+
+    assert {row["source"] for row in found} == {"github"}
+
+
+async def test_the_token_is_shown_and_never_told(make: Callable[..., Any]) -> None:
+    ends = await make(control_token="a token that nobody may see")
+    await ends.there.stack.send(from_github(b"{}"))
+    async with ends.tunnel(token="a token that nobody may see"):
+        await ends.arrived(1)
+    async with ends.carrying(token="wrong-token") as work:
+        with pytest.raises(Refused) as refused:
+            await work
+
+    assert "WEBHOOKS_TUNNEL_TOKEN" in str(refused.value)
+    written_down = "".join(path.read_text() for path in (ends.home / "tunnel").iterdir())
+    for text in (ends.said.text, str(refused.value), written_down):
+        assert "token that nobody" not in text
+        assert "wrong-token" not in text
+
+
+# ---- who answers instead of a feed
+
+
+@asynccontextmanager
+async def answering(*answers: Response) -> AsyncIterator[tuple[Follower, Said, list[str]]]:
+    """A follower of somebody who gives these answers, the last one again and again."""
+    waiting, asked = list(answers), list[str]()
+
+    async def answer(request: Any) -> Response:
+        asked.append(str(request.url.query))
+        return waiting.pop(0) if len(waiting) > 1 else waiting[0]
+
+    said = Said()
+    async with (
+        served(Starlette(routes=[Route("/api/feed", answer)])) as port,
+        httpx.AsyncClient(trust_env=False) as http,
+    ):
+        url = f"http://127.0.0.1:{port}"
+        yield Follower(http, url, [], "now", token=None, tell=said, sleep=no_sleep), said, asked
+
+
+def hello(cursor: str, *more: str) -> Response:
+    data = json.dumps({"waiting": 0, "waiting_since": None, "lag": {"held_back": 0, "seconds": 0}})
+    text = f"id: {cursor}\nevent: hello\ndata: {data}\n\n" + "".join(more)
+    return Response(text, media_type="text/event-stream")
+
+
+@pytest.mark.parametrize(
+    ("answer", "said"),
+    [
+        (RedirectResponse("https://elsewhere.example/api/feed"), "elsewhere.example"),
+        (Response("<html>", media_type="text/html"), "text/html"),
+        (Response("<html>", 404), "404"),
+        (JSONResponse({"error": "there is no source x"}, 404), "no source x"),
+        (JSONResponse({"error": "present the token"}, 401), "WEBHOOKS_TUNNEL_TOKEN"),
+        (JSONResponse({"error": "restored"}, 409), "restored"),
+    ],
+)
+async def test_what_waiting_does_not_mend_ends_it_at_once(answer: Response, said: str) -> None:
+    async with answering(answer) as (follower, _, asked), aclosing(follower.items()) as items:
+        with pytest.raises(Refused, match=said):
+            await anext(items)
+
+    assert len(asked) == 1, "a redirect is not followed, and nobody is asked twice"
+
+
+async def test_what_waiting_mends_is_waited_for() -> None:
+    answers = [Response("", 502), JSONResponse({"error": "unavailable"}, 503), Response("", 429), hello("c1")]
+    async with answering(*answers) as (follower, said, _), aclosing(follower.items()) as items:
+        assert await anext(items) == Standing("c1", 0, None, 0, 0.0)
+
+    assert said.text.count("trying again") == 3
+
+
+async def test_once_it_has_worked_a_strange_answer_is_somebody_in_between() -> None:
+    login = Response("<html>log in", media_type="text/html")
+    answers = [hello("c1"), login, Response("<html>", 404), RedirectResponse("http://login.example"), hello("c2")]
+    async with answering(*answers) as (follower, _, asked), aclosing(follower.items()) as items:
+        assert [(await anext(items)).cursor, (await anext(items)).cursor] == ["c1", "c2"]
+
+    assert asked == ["after=now", *["after=c1"] * 4]
+
+
+async def test_a_refusal_of_the_control_plane_ends_it_at_any_time() -> None:
+    answers = [hello("c1"), JSONResponse({"error": "restored"}, 409)]
+    async with answering(*answers) as (follower, _, _), aclosing(follower.items()) as items:
+        await anext(items)
+        with pytest.raises(Refused, match="restored"):
+            await anext(items)
+
+
+async def test_events_of_a_later_version_are_passed_over_and_broken_ones_are_not() -> None:
+    later = 'id: c2\nevent: weather\ndata: {"rain": true}\n\n'
+    delivery = {"id": 1, "source": "github", "event": None, "received_at": "2026-01-01T00:00:00+00:00", "headers": []}
+    good = f"id: c3\nevent: delivery\ndata: {json.dumps({**delivery, 'body_base64': 'e30=', 'more': 1})}\n\n"
+    broken = f"id: c4\nevent: delivery\ndata: {json.dumps({**delivery, 'body_base64': 'e3'})}\n\n"
+    async with answering(hello("c1", later, good, broken)) as (follower, _, _), aclosing(follower.items()) as items:
+        await anext(items)
+        arrived_ = await anext(items)
+        with pytest.raises(WebhooksError, match="cannot read"):
+            await anext(items)
+
+    assert isinstance(arrived_, Arrived)
+    assert (arrived_.cursor, arrived_.delivery.body) == ("c3", b"{}")
+
+
+async def test_an_event_that_is_not_whole_is_not_passed_on() -> None:
+    told = '{"id": 1, "source": "github", "event": null, "received_at": "2026-01-01T00:00:00Z"}'
+    cut = f"id: c2\nevent: pruned\ndata: {told}\n"
+    answers = [hello("c1", cut), hello("c1", cut + "\n")]
+    async with answering(*answers) as (follower, _, asked), aclosing(follower.items()) as items:
+        found = [await anext(items) for _ in range(3)]
+
+    assert [type(item) for item in found] == [Standing, Standing, Pruned]
+    assert asked == ["after=now", "after=c1"]
+
+
+@pytest.mark.parametrize(
+    "url", ["ftp://x", "https://", "nothing", "https://user:password@x", "https://x/?a=b", "http://x:y"]
+)
+async def test_an_address_that_is_none_is_refused_without_repeating_a_password(url: str) -> None:
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(ConfigurationError) as refused:
+            Follower(http, url, [], "now", token=None, tell=print)
+    assert "password@" not in str(refused.value)
+
+
+async def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it() -> None:
+    async with httpx.AsyncClient() as http:
+        with pytest.raises(ConfigurationError) as refused:
+            Follower(http, "https://x", [], "now", token="tök\n", tell=print)
+    assert "tök" not in str(refused.value)
+
+
+# ---- what is told
+
+
+@pytest.mark.parametrize(
+    ("delivery", "name"),
+    [
+        (incoming(b'{"action": "opened"}'), "push.opened"),
+        (incoming(b"\xff"), "push"),
+        (incoming(b"{}", source="elsewhere"), "push"),
+        (incoming(b"{}", event="issues.closed"), "issues.closed"),
+        (Incoming(source="shortcut", headers=(), body=stories(1, 2)), "story.update"),
+        (Incoming(source="shortcut", headers=(), body=b"{}"), "-"),
+    ],
+)
+def test_a_delivery_is_named_as_far_as_that_is_cheap(delivery: Incoming, name: str) -> None:
+    assert named({"github": GitHub(), "shortcut": Shortcut()}, delivery) == name
+
+
+@pytest.mark.parametrize(
+    ("seconds", "text"),
+    [(0, "0 s"), (59.9, "59 s"), (61, "1 min 1 s"), (3600, "1 h"), (90_061, "1 d 1 h"), (-5, "0 s")],
+)
+def test_a_length_of_time_is_told_in_two_units(seconds: float, text: str) -> None:
+    assert lasted(timedelta(seconds=seconds)) == text
+
+
+def test_a_line_and_the_summary_say_what_became_of_each() -> None:
+    said = Said()
+    report = Report(said, {"github": GitHub()})
+    new = Answer("accepted", 202, 9, None, None, 0.0123)
+    report.passed(incoming(), new)
+    report.passed(incoming(), Answer("duplicate", 200, 9, None, None, 0.001))
+    report.skipped(incoming(), Answer("refused", 401, None, "bad_signature", None, 0.001))
+    report.pruned("github", 3, datetime.now(UTC))
+    report.standing(2, None, 3, 40.0)
+
+    assert said.lines[0].endswith("github  push  #7 → 202 accepted, delivery 9 here  12 ms")
+    assert said.lines[2].endswith("github  push  #7 → 401 skipped: bad_signature  1 ms")
+    assert "a transaction is open" in said.lines[5]
+    assert report.summary(2).startswith("passed on 2 (1 new, 1 were here already), 1 skipped, 1 pruned, in 0 s over 2")
+
+
+# ---- the command
+
+
+def refused_by(*arguments: str) -> str:
+    result = CliRunner().invoke(tunnel, arguments, standalone_mode=False)
+    assert result.exception is not None
+    message = result.exception
+    return message.format_message() if hasattr(message, "format_message") else str(message)
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("https://x", "--to", "http://example.com:8000"), "--allow-remote-target"),
+        (("https://x", "--to", "http://192.168.1.7:8000"), "--allow-remote-target"),
+        (("https://x", "--to", "http://0.0.0.0:8000"), "--allow-remote-target"),
+        (("https://x", "--to", "http://127.0.0.1:8000@example.com"), "--allow-remote-target"),
+        (("https://x", "--to", "http://localhost.example.com"), "--allow-remote-target"),
+        (("https://x", "--to", "127.0.0.1:8000"), "http://HOST:PORT"),
+        (("https://x", "--to", "http://127.0.0.1:8000/webhooks/source"), "base address"),
+        (("https://x", "--since", "yesterday"), "1h"),
+        (("https://x", "--since", "1h", "--follow-only"), "--follow-only"),
+        (("https://x", "--on-error", "carry-on"), "skip"),
+        ((), "URL"),
+    ],
+)
+def test_what_cannot_be_meant_is_refused_by_name(arguments: tuple[str, ...], said: str) -> None:
+    assert said.lower() in refused_by(*arguments).lower()
+
+
+async def test_the_command_passes_on_until_it_is_told_to_stop_and_sums_up(make: Callable[..., Any]) -> None:
+    """As a person runs it: everything waiting, Ctrl-C, then again from there; a second one beside it is refused."""
+    ends = await make(control_token="right-token")
+    for number in range(3):
+        await ends.there.stack.send(from_github(f'{{"n": {number}}}'.encode()))
+    arguments = ("tunnel", ends.url, "--to", ends.to, "--source", "github", "--app", "feeds_app:consumer")
+    environment = {"WEBHOOKS_TUNNEL_TOKEN": "right-token", "WEBHOOKS_APP": "feeds_app:consumer"}
+    (ends.home / "feeds_app.py").write_text("from feeds import senders\n\nconsumer = senders()\n")
+    with started(ends.home, *arguments, "--since", "all", name="first", **environment) as first:
+        await ends.arrived(3)
+        second = await asyncio.to_thread(webhooks, ends.home, *arguments, **environment)
+        first.signal(signal.SIGINT)
+        assert await asyncio.to_thread(first.ends) == 0
+    await ends.there.stack.send(from_github(b'{"n": 3}'))
+    with started(ends.home, *arguments, name="again", **environment) as again:
+        await ends.arrived(4)
+        again.signal(signal.SIGTERM)
+        assert await asyncio.to_thread(again.ends) == 0
+    for number in (4, 5):
+        await ends.there.stack.send(from_github(f'{{"n": {number}}}'.encode()))
+    with started(ends.home, *arguments, "--follow-only", name="only", **environment) as only:
+        await asyncio.to_thread(only.says, "nothing is waiting")
+        await ends.there.stack.send(from_github(b'{"n": 6}'))
+        found = await ends.arrived(5)
+
+    assert [json.loads(bytes(row["body"]))["n"] for row in found] == [0, 1, 2, 3, 6]
+    assert (second.returncode, "another tunnel" in second.stderr) == (1, True)
+    assert "3 waiting" in first.output
+    assert "passed on 3" in first.output
+    assert "going on where it left off" in again.output
+    assert "1 waiting" in again.output
+    assert "passed on 1" in again.output
+    assert "push" in first.output
+    for process in (first, again, only):
+        assert "right-token" not in process.output + process.log
+        assert "Traceback" not in process.log
+
+
+async def test_the_command_stops_with_an_error_at_what_is_refused(make: Callable[..., Any]) -> None:
+    ends = await make(secret=OTHER_SECRET)
+    await ends.there.stack.send(from_github(b"{}"))
+    arguments = ("tunnel", ends.url, "--to", ends.to, "--since", "all", "--retries", "0", "--app", "feeds_app:consumer")
+    (ends.home / "feeds_app.py").write_text("from feeds import senders\n\nconsumer = senders()\n")
+
+    stopped = await asyncio.to_thread(webhooks, ends.home, *arguments)
+    unknown = await asyncio.to_thread(webhooks, ends.home, *arguments, "--resign")
+    with started(ends.home, *arguments, "--resign", WEBHOOKS_SECRET_GITHUB=OTHER_SECRET) as resigning:
+        await ends.arrived(1)
+        await asyncio.to_thread(resigning.says, "signed anew")
+
+    assert (stopped.returncode, unknown.returncode) == (1, 1)
+    assert "stopped at github" in stopped.stderr
+    assert "--resign" in stopped.stderr
+    assert "WEBHOOKS_SECRET_GITHUB" in unknown.stderr

@@ -1,0 +1,190 @@
+"""What `webhooks tunnel --via` does: the receiver on the internet, or a channel of smee.io followed."""
+
+from __future__ import annotations
+
+import asyncio
+from collections.abc import Coroutine
+from contextlib import AsyncExitStack
+from dataclasses import dataclass
+from typing import Any, Literal, NoReturn
+
+import click
+import httpx
+
+from webhooks.cli.app import printable
+from webhooks.consumer import Consumer
+from webhooks.db import ended
+from webhooks.errors import ConfigurationError
+from webhooks.hooks import Registered, Target, hook_secrets, source_of, tidied
+from webhooks.hooks.target import KINDS
+from webhooks.sending import opened, target
+from webhooks.serve.signals import signals
+from webhooks.settings import Settings
+from webhooks.sources import Source
+from webhooks.tunnel.exposing import exposed, local_secrets, probed_source, registering, signing_secret
+from webhooks.tunnel.programs import Program, ProgramFailed, cloudflared, ngrok, ssh
+from webhooks.tunnel.relay import Relay, Signer
+from webhooks.tunnel.report import Report
+from webhooks.tunnel.session import OnError
+from webhooks.tunnel.smee import carry, follow
+
+Way = Literal["cloudflared", "ngrok", "ssh", "smee"]
+WAYS: tuple[Way, ...] = ("cloudflared", "ngrok", "ssh", "smee")
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class Via:
+    """What was asked for.
+
+    Args:
+        way: the program, or `smee`.
+        where: the server of ssh, or the channel of smee.
+        sources: those named.
+        to: the receiver's base address.
+        public: the address that a server of one's own gives.
+        remote_port: where ssh listens there.
+        register: where hooks are registered.
+        resign: whether what a channel tells of is signed anew.
+        retries: how often it is posted again.
+        on_error: what to do when it is refused.
+    """
+
+    way: Way
+    where: str | None
+    sources: tuple[str, ...]
+    to: str
+    public: str | None
+    remote_port: int
+    register: tuple[Target, ...]
+    resign: bool
+    retries: int
+    on_error: OnError
+
+
+def check(via: Via) -> None:
+    """Refuse what does not go together.
+
+    Raises:
+        click.UsageError: it says what to leave out, or what is missing.
+    """
+    if via.way in ("ssh", "smee") and via.where is None:
+        missing = "the server: --via ssh nokey@localhost.run" if via.way == "ssh" else "the channel: --via smee URL"
+        raise click.UsageError(f"name {missing}")
+    if via.way in ("cloudflared", "ngrok") and via.where is not None:
+        raise click.UsageError(f"--via {via.way} takes no address: leave out {via.where}")
+    if via.way != "smee" and via.resign:
+        raise click.UsageError("--resign: here the provider itself posts to the receiver, nothing is signed on the way")
+    if via.way != "ssh" and (via.public is not None or via.remote_port != 80):
+        raise click.UsageError("--public and --remote-port go with --via ssh")
+
+
+def run_via(via: Via, settings: Settings, consumer: Consumer) -> Coroutine[Any, Any, None]:
+    """Return what `until_undone` is to run."""
+    return _through_channel(via, settings, consumer) if via.way == "smee" else _exposed(via, settings, consumer)
+
+
+async def until_undone(work: Coroutine[Any, Any, None]) -> None:
+    """Run something that has no end until Ctrl-C or SIGTERM, and give it the time to undo what it did.
+
+    It is cancelled once: removing a hook takes a provider's answer. A second signal cuts that short; the record of the
+    hook stays then, and the next start removes it.
+    """
+    async with signals() as heard:
+        task = asyncio.create_task(work)
+        stop, hurry = (asyncio.create_task(event.wait()) for event in (heard.stop, heard.hurry))
+        heard.ready()
+        try:
+            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.done():
+                task.cancel()
+                await asyncio.wait({task, hurry}, return_when=asyncio.FIRST_COMPLETED)
+            if not task.cancelled() and task.done():
+                task.result()
+        finally:
+            await ended([task, stop, hurry])
+
+
+def say(text: str) -> None:
+    """Print a line in which senders' words may be."""
+    click.echo(printable(text))
+
+
+def _program(via: Via) -> Program:
+    if via.way == "ssh":
+        return ssh(via.to, str(via.where), port=via.remote_port, public=via.public)
+    return cloudflared(via.to) if via.way == "cloudflared" else ngrok(via.to)
+
+
+async def _exposed(via: Via, settings: Settings, consumer: Consumer) -> NoReturn:
+    program = _program(via)
+    wanted = [(where, _source_for(where, via, consumer)) for where in via.register]
+    source, secret = probed_source(consumer, settings, via.sources[0] if via.sources else None)
+    await tidied(settings, say)
+    say(f"starting {program.name}")
+    async with AsyncExitStack() as stack:
+        started = await stack.enter_async_context(exposed(program, via.to, source, secret, public=via.public))
+        say(f"{started.url} leads to {via.to}, and to nothing else")
+        for name in via.sources or consumer.sources:
+            say(f"  {name}  {target(started.url, name)}")
+        for where, sender in wanted:
+            url = target(started.url, sender.name)
+            registration = registering(settings, where, sender, via.to, url, say)
+            _tell_of(await stack.enter_async_context(registration), where)
+        say("Ctrl-C ends it" + (", and removes the hook" if wanted else ""))
+        raise ProgramFailed(f"{program.name} ended by itself: {await started.ended}; {program.hint}")
+
+
+async def _through_channel(via: Via, settings: Settings, consumer: Consumer) -> None:
+    channel = str(via.where)
+    source = _source_of_channel(via, consumer)
+    await tidied(settings, say)
+    async with AsyncExitStack() as stack:
+        remote = await stack.enter_async_context(httpx.AsyncClient())
+        local = await stack.enter_async_context(opened(via.to))
+        for where in via.register:
+            registration = registering(settings, where, source, via.to, channel, say)
+            _tell_of(await stack.enter_async_context(registration), where)
+        secrets = (*local_secrets(source, settings), *hook_secrets(settings.home).get(source.name, ()))
+        signer = None
+        if via.resign:
+            signing = signing_secret(source, settings)
+            signer = Signer({source.name: source}, lambda _: signing)
+            say("signed anew with the secret known here: the receiver's own check of the signature says nothing here")
+        relay = Relay(local, via.to, retries=via.retries, tell=say, signer=signer)
+        report = Report(say, consumer.sources)
+        say(f"{channel} → {target(via.to, source.name)}")
+        try:
+            await carry(follow(remote, channel, say), source, secrets, relay, report, via.on_error)
+        finally:
+            say(report.summary(connections=1))
+
+
+def _source_for(where: Target, via: Via, consumer: Consumer) -> Source:
+    """Return the source of a hook: of those named, the one of its provider."""
+    kind = KINDS[where.provider]
+    named = [name for name in via.sources if isinstance(consumer.sources.get(name), kind)]
+    return source_of(where, consumer, named[0] if len(named) == 1 else None)
+
+
+def _source_of_channel(via: Via, consumer: Consumer) -> Source:
+    """Return the one source that a channel's requests are for: the channel itself does not say."""
+    registered = {_source_for(where, via, consumer).name for where in via.register}
+    names = set(via.sources) or registered or set(consumer.sources)
+    if len(names) != 1 or not registered <= names:
+        raise ConfigurationError(
+            f"which source are the channel's requests for? Name one with --source: {', '.join(consumer.sources)}"
+        )
+    [name] = names
+    if name not in consumer.sources:
+        raise ConfigurationError(f"there is no source {name!r}; there are: {', '.join(consumer.sources) or 'none'}")
+    return consumer.sources[name]
+
+
+def _tell_of(registered: Registered, where: Target) -> None:
+    hook = registered.hook
+    number = "" if hook.id is None else f" {hook.id}"
+    events = ", ".join(hook.events)
+    if registered.reused:
+        say(f"the hook{number} at {where} sends here already: it signs with the receiver's own secret now, and stays")
+    else:
+        say(f"registered the hook{number} at {where} for {'every event' if events == '*' else events}")

@@ -1,0 +1,175 @@
+"""What the JSON API answers, as models: the description of the API is made of them, and tests hold answers to it."""
+
+from __future__ import annotations
+
+from datetime import datetime
+from typing import Literal
+
+from pydantic import BaseModel, ConfigDict, JsonValue
+
+from webhooks.deliveries import Disposition
+
+
+class Answer(BaseModel):
+    """An answer has what its model says, and nothing else."""
+
+    model_config = ConfigDict(extra="forbid")
+
+
+class Error(Answer):
+    """What is wrong, for a person."""
+
+    error: str
+    reason: str | None = None
+
+
+class Phase(Answer):
+    """One phase as its table has it now."""
+
+    table: str
+    phase: str | None
+    ready: str | None
+    backlog: int
+    parked: int
+    oldest_s: float | None
+    in_progress: int
+    escalated: int
+
+
+class Status(Answer):
+    """Every phase, the inbox first."""
+
+    phases: list[Phase]
+
+
+class DeliveryLine(Answer):
+    """A delivery in a list."""
+
+    id: int
+    source: str
+    event: str | None
+    received_at: datetime
+    attempt_count: int
+    max_attempts: int
+    not_before: datetime
+    parked_on: str | None
+    parent: int | None
+    position: int
+    disposition: Disposition
+    reason: str | None
+
+
+class Deliveries(Answer):
+    """Deliveries, the newest first."""
+
+    deliveries: list[DeliveryLine]
+
+
+class InboxAttempt(Answer):
+    """One try at applying a delivery."""
+
+    attempt: int
+    claimed_by: str | None
+    claimed_at: datetime
+    ended_at: datetime | None
+    outcome: str | None
+    error: str | None
+
+
+class Delivery(DeliveryLine):
+    """A delivery with everything that is kept of it. Its body is text where it is UTF-8, else `body_base64`."""
+
+    dedup_key: str
+    origin: str
+    replay_of: int | None
+    claimed_by: str | None
+    claimed_at: datetime | None
+    lease_until: datetime | None
+    parked_since: datetime | None
+    last_error: str | None
+    pruned_at: datetime | None
+    headers_pruned_at: datetime | None
+    headers: list[tuple[str, str]]
+    body: str | None = None
+    body_base64: str | None = None
+    attempts: list[InboxAttempt]
+    events: list[int]
+
+
+class RowAttempt(InboxAttempt):
+    """One attempt at a phase of a row."""
+
+    key: str
+    visit: int
+    claim_seq: int
+    phase: str
+
+
+class Effect(Answer):
+    """One call to the outside world."""
+
+    name: str
+    claim_seq: int
+    idempotency_key: str
+    state: Literal["intended", "done", "failed"]
+    result: str | None
+    error: str | None
+    calls: int
+    told_by: str | None
+    intended_at: datetime
+    ended_at: datetime | None
+
+
+class Escalated(Answer):
+    """A row that a person has to decide about."""
+
+    row: str
+    phase: str | None
+    since: datetime | None
+    attempt_count: int
+    max_attempts: int
+    last_error: str | None
+    attempts: list[RowAttempt]
+    effects: list[Effect]
+
+
+class Escalations(Answer):
+    """The rows that a person has to decide about."""
+
+    escalations: list[Escalated]
+
+
+class Claimable(Answer):
+    """What would become of a claim made now."""
+
+    claimable: bool
+    reason: str
+    told: str
+    do: str | None
+
+
+class Moment(Answer):
+    """One line of a timeline."""
+
+    at: datetime
+    what: str
+    told: str
+    claim_seq: int | None
+
+
+class Why(Answer):
+    """What happened to a row, and whether it could be claimed now."""
+
+    row: str
+    now: datetime
+    columns: dict[str, JsonValue] | None
+    claim: Claimable
+    timeline: list[Moment]
+    cut: bool
+
+
+class Decided(Answer):
+    """The row, and its status after the decision."""
+
+    row: str
+    status: str
