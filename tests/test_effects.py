@@ -239,6 +239,83 @@ async def test_a_call_that_may_be_repeated_is_repeated_at_once_after_a_crash(poo
     assert len(provider.calls) == 2
 
 
+# ---- reconcile
+
+
+class OtherSide:
+    """What the other side says of a call whose answer nobody knows."""
+
+    def __init__(self, *answers: Comment | BaseException | None) -> None:
+        self.answers = list(answers)
+        self.asked = 0
+
+    async def look(self) -> Comment | None:
+        self.asked += 1
+        answer = self.answers.pop(0)
+        if isinstance(answer, BaseException):
+            raise answer
+        return answer
+
+
+@pytest.mark.invariant(9)
+async def test_a_call_that_the_other_side_says_happened_is_recorded_and_not_made_again(pool: Pool, row: int) -> None:
+    provider, other = Provider(ValueError("killed")), OtherSide(Comment(id=7, text="found"))
+    results: list[Comment] = []
+
+    async def work(claim: Claim[Any]) -> None:
+        results.append(await claim.once("comment", provider.post, 1, reconcile=other.look))
+        if len(results) < 2:
+            raise ValueError("later")
+        await claim.complete()
+
+    await attempt(pool, work)
+    await call_until_is_over(pool)
+    second = await attempt(pool, work)
+    [effect] = await effects_of(pool)
+    assert (effect["state"], effect["claim_seq"], effect["calls"]) == ("done", second.claim_seq, 1)
+    await attempt(pool, work)
+    assert (len(provider.calls), other.asked) == (1, 1)
+    assert results == [Comment(id=7, text="found")] * 2
+    assert await status_of(pool, row) == "drafted"
+
+
+@pytest.mark.invariant(9)
+async def test_a_call_that_the_other_side_knows_nothing_of_is_made_again(pool: Pool, row: int) -> None:
+    provider, other = Provider(ValueError("killed")), OtherSide(None)
+    await attempt(pool, lambda claim: claim.once("comment", provider.post, 1, reconcile=other.look))
+    await call_until_is_over(pool)
+    await attempt(pool, lambda claim: claim.once("comment", provider.post, 1, reconcile=other.look))
+    assert (len(provider.calls), other.asked) == (2, 1)
+    [effect] = await effects_of(pool)
+    # One of the two certainly did not happen: nothing was called twice.
+    assert (effect["state"], effect["calls"], effect["not_done"]) == ("done", 2, 1)
+
+
+async def test_the_other_side_is_asked_again_when_it_does_not_answer_and_not_before_the_call_is_over(
+    pool: Pool, row: int
+) -> None:
+    provider, other = Provider(ValueError("killed")), OtherSide(ValueError("away"), Comment(id=7, text="found"))
+    work: Callable[[Claim[Any]], Awaitable[object]]
+    work = lambda claim: claim.once("comment", provider.post, 1, reconcile=other.look)  # noqa: E731
+    await attempt(pool, work)
+    assert (await attempt(pool, work)).outcome == "snoozed"
+    assert other.asked == 0
+    await call_until_is_over(pool)
+    assert (await attempt(pool, work)).outcome == "error"
+    assert await state_of(pool) == "intended"
+    await attempt(pool, work)
+    assert (await state_of(pool), len(provider.calls), other.asked) == ("done", 1, 2)
+
+
+async def test_the_other_side_is_not_asked_about_a_call_that_is_safe_to_repeat_or_did_not_happen(
+    pool: Pool, row: int
+) -> None:
+    provider, other = Provider(NotDone("refused"), ValueError("killed")), OtherSide()
+    for _ in range(3):
+        await attempt(pool, lambda claim: claim.once("call", provider.post, 1, reconcile=other.look, retry_safe=True))
+    assert (await state_of(pool), len(provider.calls), other.asked) == ("done", 3, 0)
+
+
 async def test_a_call_takes_no_longer_than_it_may(pool: Pool, row: int) -> None:
     async def hang() -> None:
         await asyncio.Event().wait()

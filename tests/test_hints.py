@@ -8,7 +8,7 @@ import hashlib
 import hmac
 import json
 import zlib
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import replace
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -20,6 +20,7 @@ from hypothesis import strategies as st
 from webhooks import GitHub, Shortcut, StandardWebhooks
 from webhooks.delivery import Headers
 from webhooks.hints import Evidence, Other, hints, span
+from webhooks.rewriting import LONG_BYTES, MOST_UNZIPPED_BYTES, guesses
 from webhooks.signatures import Recipe, sign
 
 NOW = 1_800_000_000.0
@@ -91,7 +92,11 @@ def written(**how: Any) -> bytes:
         (written(ensure_ascii=False), SENT, "re-serialised with non-ASCII unescaped"),
         (SENT.replace(b"/", b"\\/"), SENT, "re-serialised with / escaped"),
         (SENT, SENT.replace(b"/", b"\\/"), "re-serialised with / unescaped"),
-        (SENT.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026"), SENT, "with <, > and & esc"),
+        (
+            SENT.replace(b"<", b"\\u003c").replace(b">", b"\\u003e").replace(b"&", b"\\u0026"),
+            SENT,
+            "with <, > and & esc",
+        ),
         (SENT, SENT + b"\n", "when the trailing newline is dropped"),
         (SENT + b"\n", SENT, "when a trailing newline is added"),
         (SENT, SENT + b"\r\n", "when the trailing line end (CRLF) is dropped"),
@@ -135,7 +140,9 @@ def test_a_compressed_body_that_was_signed_before_is_recognised(encoding: str) -
 def test_a_small_body_that_unpacks_to_gigabytes_is_not_unpacked() -> None:
     packer = zlib.compressobj(9)
     packed = b"".join(packer.compress(b"\0" * (1 << 20)) for _ in range(200)) + packer.flush()
-    assert "it came compressed" in told(evidence((*signed(SENT), ("content-encoding", "deflate")), packed))
+    headers = (*signed(SENT), ("content-encoding", "deflate"))
+    assert max(len(sent) for _, sent in guesses(headers, packed)) == MOST_UNZIPPED_BYTES < 200 << 20
+    assert "it came compressed" in told(evidence(headers, packed))
 
 
 def test_a_body_that_was_cut_says_how_much_is_missing() -> None:
@@ -181,7 +188,7 @@ def test_a_secret_that_is_written_in_another_way_is_recognised(theirs: str, ours
 
 
 def test_a_secret_with_a_comma_that_was_cut_in_two_is_recognised() -> None:
-    assert "cut at commas" in told(evidence(signed(SENT, "one,two"), SENT, secrets=("one", "two")))
+    assert "cut at commas" in told(evidence(signed(SENT, "left4,right4"), SENT, secrets=("left4", "right4")))
 
 
 def test_a_whsec_secret_that_the_sender_does_not_decode_is_recognised() -> None:
@@ -354,22 +361,7 @@ def test_whatever_was_kept_there_is_an_answer_and_never_an_exception(
     assert all(isinstance(sentence, str) and sentence for sentence in found)
 
 
-def test_a_long_body_takes_seconds_at_most(benchmark_within: Callable[[float], Any]) -> None:
-    body = json.dumps({"rows": [{"n": n, "title": "é / <b>"} for n in range(20_000)]}).encode()[: 1 << 20]
-    with benchmark_within(30):
-        told(evidence(signed(b"another"), body))
-
-
-@pytest.fixture
-def benchmark_within() -> Callable[[float], Any]:
-    import time
-    from collections.abc import Iterator
-    from contextlib import contextmanager
-
-    @contextmanager
-    def within(seconds: float) -> Iterator[None]:
-        started = time.perf_counter()
-        yield
-        assert time.perf_counter() - started < seconds
-
-    return within
+def test_a_long_body_is_tried_in_fewer_ways_than_a_short_one() -> None:
+    short, long = (json.dumps([{"n": n, "t": "é / <b>"} for n in range(count)]).encode() for count in (5, 5000))
+    assert len(short) < LONG_BYTES < len(long)
+    assert 10 < len(list(guesses((), long))) < len(list(guesses((), short))) < 250

@@ -4,18 +4,21 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import signal
 import subprocess
 import sys
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
 import httpx
+import psutil
 import pytest
 import respx
-from consumers import served
-from processes import webhooks
+from consumers import digest, from_github, served
+from processes import SECRETS, Process, serving, started, webhooks
 
 from webhooks import Consumer, Event, GitHub, Shortcut, Transaction
 from webhooks.errors import ConfigurationError, ProviderError
@@ -337,6 +340,7 @@ async def test_where_shortcut_did_not_say_an_id_a_person_is_told_where_to_look(
     assert on_record(settings) == []
 
 
+@pytest.mark.usefixtures("api")
 async def test_one_that_is_somebody_elses_is_left_alone(settings: Settings, told: list[str]) -> None:
     killed(settings, REPOSITORY, ("reused", "12"))
     killed(settings, REPOSITORY)  # before anything was asked
@@ -362,10 +366,12 @@ async def test_one_that_cannot_be_seen_to_now_stays_on_record(settings: Settings
     assert [entry.id for entry in on_record(settings)] == ["77"]
 
 
+@pytest.mark.usefixtures("api")
 async def test_the_hook_of_a_living_tunnel_is_not_touched(settings: Settings, told: list[str]) -> None:
     with record(settings.home, REPOSITORY, "github", URL) as kept:
         kept.note("made", "77")
         await tidied(settings, told.append)
+        assert told == []
         assert [entry.id for entry in on_record(settings)] == ["77"]
     with left_behind(settings.home) as found:
         assert [entry.id for entry in found] == ["77"]
@@ -427,6 +433,7 @@ class Provider:
         self.asked: list[tuple[str, str]] = []
         self.secrets: list[str] = []
         self.says_id = True
+        self.slow_s = 0.0
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = b""
@@ -435,6 +442,7 @@ class Provider:
             body += message.get("body", b"")
             if not message.get("more_body"):
                 break
+        await asyncio.sleep(self.slow_s)
         method, path = scope["method"], scope["path"]
         self.asked.append((method, path))
         status, answer = self.answered(method, path, json.loads(body) if body else None)
@@ -550,6 +558,125 @@ async def test_a_hook_whose_id_shortcut_keeps_to_itself_is_said_to_be_removable_
 async def test_a_mistake_is_one_line(arguments: tuple[str, ...], said: str, provider: Any, tmp_path: Path) -> None:
     _, api = provider
     ended = await ran(tmp_path, api, *arguments)
+    assert ended.returncode != 0
+    assert said in ended.stderr
+    assert len(ended.stderr.strip().splitlines()) == 1
+
+
+# A real tunnel, killed
+
+
+class Tunnels:
+    """Tunnels to one receiver for developing, over a stand-in for ssh; its public address is its own."""
+
+    def __init__(self, directory: Path, receiver: str, api: str) -> None:
+        self.directory, self.receiver, self.pid = directory, receiver, directory / "ssh.pid"
+        ssh = directory / "bin" / "ssh"
+        ssh.parent.mkdir()
+        note = f"open({str(self.pid)!r}, 'w').write(str(os.getpid()))"
+        ssh.write_text(f"#!{sys.executable}\nimport os, time\n{note}\ntime.sleep(120)\n")
+        ssh.chmod(0o700)
+        path = f"{ssh.parent}:{os.environ['PATH']}"
+        self.variables = {**SECRETS, "GITHUB_API": api, "WEBHOOKS_GITHUB_TOKEN": "t", "PATH": path}
+        self.count = 0
+
+    @asynccontextmanager
+    async def started(self, *more: str) -> AsyncIterator[Process]:
+        """Start one, and wait until it is ready."""
+        self.count += 1
+        ways = ("--via", "ssh", "box", "--public", self.receiver, "--to", self.receiver, *more)
+        with started(self.directory, "tunnel", *ways, name=f"tunnel{self.count}", **self.variables) as process:
+            await asyncio.to_thread(process.says, "Ctrl-C ends it")
+            yield process
+
+    def program_is_gone(self) -> bool:
+        return not psutil.pid_exists(int(self.pid.read_text()))
+
+    async def delivered(self, secret: str) -> int:
+        """Post a delivery signed with a secret, and return the receiver's answer."""
+        request = from_github(b"{}", event="issues", signature=f"sha256={digest(b'{}', secret)}")
+        async with httpx.AsyncClient() as client:
+            answer = await client.post(self.receiver + request.path, content=request.body, headers=request.headers)
+        return answer.status_code
+
+
+@pytest.fixture
+async def tunnels(provider: Any, database_url: str, tmp_path: Path) -> AsyncIterator[Tunnels]:
+    with serving(tmp_path, database_url, "--dev") as receiver:
+        yield Tunnels(tmp_path, receiver.receiver, provider[1])
+
+
+REGISTER = ("--register", "github:acme/shop,events=issues")
+
+
+async def test_the_hook_of_a_tunnel_that_was_killed_is_removed_when_it_starts_again(
+    provider: Any, tunnels: Tunnels
+) -> None:
+    github, _ = provider
+    async with tunnels.started(*REGISTER) as tunnel:
+        [first] = github.hooks
+        assert github.hooks[first]["config"]["url"] == f"{tunnels.receiver}/webhooks/github"
+        assert github.hooks[first]["events"] == ["issues"]
+        [secret] = github.secrets
+        assert secret not in SECRETS.values()
+        assert await tunnels.delivered(secret) == 202
+        tunnel.signal(signal.SIGKILL)
+        assert tunnel.ends() == -signal.SIGKILL
+    assert list(github.hooks) == [first]
+    # Until it is removed it goes on sending, and what it sends is not lost.
+    assert await tunnels.delivered(secret) == 202
+    async with tunnels.started(*REGISTER) as tunnel:
+        assert f"an earlier tunnel left the hook {first} at github:acme/shop: removed" in tunnel.output
+        [second] = github.hooks
+        assert second != first
+        assert await tunnels.delivered(secret) == 401
+        assert await tunnels.delivered(github.secrets[-1]) == 202
+
+
+@pytest.mark.parametrize("number", [signal.SIGINT, signal.SIGTERM], ids=lambda number: number.name)
+async def test_a_tunnel_that_is_stopped_removes_its_hook_and_its_program(
+    number: signal.Signals, provider: Any, tunnels: Tunnels
+) -> None:
+    github, _ = provider
+    async with tunnels.started(*REGISTER) as tunnel:
+        assert len(github.hooks) == 1
+        github.slow_s = 2.0  # longer than a stop is patient with what it cancelled
+        tunnel.signal(number)
+        assert await asyncio.to_thread(tunnel.ends) == 0
+        assert "removed the hook" in tunnel.output
+    assert github.hooks == {}
+    assert tunnels.program_is_gone()
+    assert recorded(tunnels.directory / ".webhooks") == []
+    assert await tunnels.delivered(github.secrets[-1]) == 401
+
+
+async def test_a_tunnel_whose_program_dies_removes_its_hook_and_says_why(provider: Any, tunnels: Tunnels) -> None:
+    github, _ = provider
+    async with tunnels.started(*REGISTER) as tunnel:
+        os.kill(int(tunnels.pid.read_text()), signal.SIGKILL)
+        assert await asyncio.to_thread(tunnel.ends) == 1
+        assert "ssh ended by itself: exit code -9" in tunnel.log
+    assert github.hooks == {}
+
+
+@pytest.mark.parametrize(
+    ("arguments", "said"),
+    [
+        (("--via", "ssh"), "--via ssh nokey@localhost.run"),
+        (("--via", "smee"), "--via smee URL"),
+        (("--via", "ngrok", "https://x.example.com"), "takes no address"),
+        (("--via", "ngrok", "--resign"), "nothing is signed on the way"),
+        (("--via", "ngrok", "--since", "1h"), "go with a deployed consumer"),
+        (("--via", "ngrok", "--public", "https://x.example.com"), "go with --via ssh"),
+        (("--via", "ngrok", "--to", "http://192.0.2.1:8000"), "another machine"),
+        (("--via", "smee", "https://smee.example/x"), "Name one with --source"),
+        (("https://control.example.com", "--register", "shortcut"), "go with --via"),
+        ((), "or a way with --via"),
+    ],
+    ids=lambda value: " ".join(value) if isinstance(value, tuple) else "",
+)
+def test_what_does_not_go_together_is_said_in_one_line(arguments: tuple[str, ...], said: str, tmp_path: Path) -> None:
+    ended = webhooks(tmp_path, "tunnel", *arguments, **SECRETS)
     assert ended.returncode != 0
     assert said in ended.stderr
     assert len(ended.stderr.strip().splitlines()) == 1

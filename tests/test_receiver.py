@@ -7,7 +7,7 @@ import base64
 import json
 import uuid
 from collections.abc import AsyncIterator, Callable
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from datetime import timedelta
 from typing import Any
 from urllib.parse import quote, quote_plus
@@ -23,6 +23,9 @@ from webhooks import Consumer, GitHub, Pool, Shortcut, StandardWebhooks, receive
 from webhooks.accept import Accepter
 from webhooks.observe import REGISTRY
 from webhooks.receiver import Receiver
+from webhooks.refusals import Refusals
+from webhooks.rejections import Caps
+from webhooks.serve import protocol
 from webhooks.signatures import sign
 
 LIMIT = 1024
@@ -520,3 +523,200 @@ async def test_a_body_that_does_not_end_in_time_is_refused_and_the_connection_cl
     assert sent[0]["status"] == 400
     assert (b"connection", b"close") in sent[0]["headers"]
     assert b"body_too_slow" in sent[1]["body"]
+
+
+# Memory before anything is verified
+
+
+class Sender:
+    """One request at a receiver without a socket: its body is handed over part by part."""
+
+    def __init__(self, app: Receiver, request: Request) -> None:
+        self.parts: asyncio.Queue[dict[str, Any]] = asyncio.Queue()
+        self.asked = asyncio.Event()
+        self.answered: list[dict[str, Any]] = []
+        headers = [(name.lower().encode(), value.encode()) for name, value in request.headers]
+        scope = {**SCOPE, "method": "POST", "path": request.path, "headers": headers}
+        self.task = asyncio.create_task(app(scope, self._receive, self._send))
+
+    async def _receive(self) -> dict[str, Any]:
+        if self.parts.empty():
+            self.asked.set()
+        return await self.parts.get()
+
+    async def _send(self, message: Any) -> None:
+        self.answered.append(message)
+
+    async def hands(self, part: bytes, *, more: bool = True) -> None:
+        """Hand a part over, and return once the receiver wants the next one, or has ended."""
+        self.asked.clear()
+        self.parts.put_nowait({"type": "http.request", "body": part, "more_body": more})
+        asked = asyncio.create_task(self.asked.wait())
+        await asyncio.wait({asked, self.task}, return_when=asyncio.FIRST_COMPLETED)
+        asked.cancel()
+
+    async def leaves(self) -> None:
+        self.parts.put_nowait({"type": "http.disconnect"})
+        await self.task
+
+    @property
+    def status(self) -> int | None:
+        return self.answered[0]["status"] if self.answered else None
+
+
+LONG = 100 * 1024
+
+
+@pytest.fixture
+async def narrow(database_url: str) -> AsyncIterator[Callable[[Request], Sender]]:
+    """Senders to a receiver with memory for one body of 100 KiB besides what is free."""
+    sources = {"shortcut": Shortcut()}
+    async with stack(database_url, Consumer(gates=[], sources=list(sources.values())), work=False) as running:
+        signing = {"shortcut": (SECRET,)}
+        app = Receiver(sources, signing, running.accepter, max_body_bytes=1 << 20, unverified_bytes=LONG)
+        yield lambda request: Sender(app, request)
+
+
+async def test_bodies_that_are_being_read_are_bounded_together_and_short_ones_still_pass(
+    narrow: Callable[[Request], Sender], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(receiver, "LINGER_S", 0.05)
+    long, short = from_shortcut(b" " * 2 * LONG), from_shortcut(b"[" + b" " * 60_000 + b"]")
+    holding = narrow(long)
+    for _ in range(2):
+        await holding.hands(b" " * (LONG // 2 + 30_000))
+
+    refused = narrow(long)
+    for _ in range(3):
+        await refused.hands(b" " * LONG)
+    await refused.task
+    assert refused.status == 503
+    told = dict(refused.answered[0]["headers"])
+    assert int(told[b"retry-after"]) > 0
+    assert told[b"connection"] == b"close"
+    assert b"too_many_long_bodies" in refused.answered[1]["body"]
+
+    passing = narrow(short)
+    await passing.hands(short.body[:30_000])
+    await passing.hands(short.body[30_000:], more=False)
+    await passing.task
+    assert passing.status == 202
+
+    # Whoever held the memory has lost nothing, and gives it back.
+    await holding.hands(b" " * (2 * LONG - 2 * (LONG // 2 + 30_000)), more=False)
+    await holding.task
+    assert holding.status == 202
+    again = narrow(from_shortcut(b"  " * LONG))
+    await again.hands(b" " * LONG)
+    await again.hands(b" " * LONG, more=False)
+    await again.task
+    assert again.status == 200
+
+
+@pytest.mark.parametrize("end", ["leaves", "wrong", "too large", "too slow", "right"])
+async def test_the_memory_of_a_body_is_given_back_however_it_ends(
+    narrow: Callable[[Request], Sender], monkeypatch: pytest.MonkeyPatch, end: str
+) -> None:
+    monkeypatch.setattr(receiver, "LINGER_S", 0.05)
+    if end == "too slow":
+        monkeypatch.setattr(receiver, "BODY_WITHIN_S", 0.1)
+    body = b" " * 2 * LONG
+    for _ in range(5):
+        sender = narrow(from_shortcut(body, signature="0" * 64 if end == "wrong" else None))
+        await sender.hands(body[:LONG])
+        await sender.hands(body[: LONG // 2])
+        if end == "leaves":
+            await sender.leaves()
+        elif end == "too large":
+            await sender.hands(b" " * (2 << 20))
+        elif end != "too slow":
+            await sender.hands(body[: LONG // 2], more=False)
+        await sender.task
+        expected: dict[str, set[int | None]] = {
+            "leaves": {None},
+            "wrong": {401},
+            "too large": {413},
+            "too slow": {400},
+            "right": {200, 202},
+        }
+        assert sender.status in expected[end]
+
+
+async def test_a_head_that_does_not_end_is_refused_and_a_long_one_is_not(here: Stack) -> None:
+    request = from_shortcut(b"{}")
+    async with served(here.receiver) as port:
+        long = Request(request.path, [*request.headers, ("X-Long", "a" * 30_000), ("Connection", "close")], b"{}")
+        assert statuses(await exchange(port, long.raw())) == [202]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        writer.write(b"POST /webhooks/shortcut HTTP/1.1\r\nHost: test\r\nX-Endless: ")
+        taken = 0
+        with suppress(ConnectionError):
+            while taken < 100 << 20:
+                writer.write(b"a" * 65_536)
+                await writer.drain()
+                taken += 65_536
+        assert taken < 8 << 20  # what the kernel holds on both sides, and no more
+        writer.close()
+        with suppress(ConnectionError):
+            assert statuses(await reader.read()) in ([400], [])
+
+
+async def test_trailers_and_framing_are_bounded_and_one_byte_a_chunk_is_fine(here: Stack) -> None:
+    body = b"[" + b" " * 900 + b"]"
+    request = from_shortcut(body)
+    head, *chunks = chunked(request, *(body[place : place + 1] for place in range(len(body))))
+    async with served(here.receiver) as port:
+        assert statuses(await exchange(port, head, *chunks)) == [202]
+        endless = [b"0\r\n", *(b"X-%d: " % n + b"a" * 60_000 + b"\r\n" for n in range(200))]
+        raw = await exchange(port, head, *endless)
+        assert 202 not in statuses(raw)
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        taken = 0
+        writer.write(head + b"0\r\n")
+        with suppress(ConnectionError):
+            while taken < 100 << 20:
+                writer.write(b"X: " + b"a" * 60_000 + b"\r\n")
+                await writer.drain()
+                taken += 60_000
+        assert taken < 8 << 20
+        writer.close()
+        with suppress(ConnectionError):
+            await reader.read()
+
+
+async def test_a_connection_on_which_nothing_comes_is_closed(here: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(protocol, "FIRST_BYTE_WITHIN_S", 0.1)
+    async with served(here.receiver) as port:
+        assert await exchange(port) == b""
+
+
+# What was refused
+
+
+async def test_the_answer_to_a_refused_request_does_not_wait_for_its_being_kept(pool: Pool) -> None:
+    sources = {"shortcut": Shortcut()}
+    # Nobody writes: whoever waited for that would wait for ever.
+    kept = Refusals(pool, sources, Caps(rows=10, bytes=1 << 20, age=timedelta(days=1)))
+    accepter = Accepter(pool, Consumer(gates=[], sources=list(sources.values())), lambda moved: None)
+    app = Receiver(sources, {"shortcut": (SECRET,)}, accepter, max_body_bytes=1024, refusals=kept)
+    waiting: list[int] = []
+
+    async def receive() -> dict[str, Any]:
+        return {"type": "http.request", "body": b"{}", "more_body": False}
+
+    async def send(message: Any) -> None:
+        waiting.append(kept.waiting)
+
+    scope = {**SCOPE, "method": "POST", "path": "/webhooks/shortcut", "headers": []}
+    await asyncio.wait_for(app(scope, receive, send), 5)
+    assert waiting == [0, 0]
+    assert kept.waiting == 1
+
+
+async def test_a_refused_request_that_cannot_be_kept_is_answered_all_the_same(pool: Pool) -> None:
+    sources = {"shortcut": Shortcut()}
+    nothing = Refusals(pool, {}, Caps(rows=10, bytes=1 << 20, age=timedelta(days=1)))  # does not know the source
+    accepter = Accepter(pool, Consumer(gates=[], sources=list(sources.values())), lambda moved: None)
+    app = Receiver(sources, {"shortcut": (SECRET,)}, accepter, max_body_bytes=1024, refusals=nothing)
+    async with httpx.AsyncClient(transport=httpx.ASGITransport(app), base_url="http://test") as client:
+        assert (await client.post("/webhooks/shortcut", content=b"{}")).status_code == 401

@@ -77,7 +77,7 @@ def by_guid(comparison: Comparison) -> dict[str, Verdict]:
 # Comparing
 
 
-def attempt(id: int, guid: str, status: str, *, ago: timedelta = HOUR) -> Attempt:
+def attempt(id: int, guid: str, status: str | None, *, ago: timedelta = HOUR) -> Attempt:
     now = datetime(2026, 6, 12, tzinfo=UTC)
     return Attempt(id=id, guid=guid, delivered_at=now - ago, status=status, event="issues", action="opened")
 
@@ -90,7 +90,7 @@ def attempt(id: int, guid: str, status: str, *, ago: timedelta = HOUR) -> Attemp
         ((FAILED,), True, 9 * DAY, "here"),
         ((FAILED, FAILED), False, HOUR, "failed"),
         (("timed out",), False, HOUR, "failed"),
-        (("",), False, HOUR, "failed"),
+        ((None,), False, HOUR, "failed"),
         (("OK",), False, HOUR, "missing"),
         (("OK", FAILED), False, HOUR, "missing"),
         (("OK",), False, 3 * DAY + HOUR, "expired"),
@@ -99,7 +99,7 @@ def attempt(id: int, guid: str, status: str, *, ago: timedelta = HOUR) -> Attemp
     ],
 )
 def test_our_inbox_decides_and_github_s_opinion_only_names_it(
-    statuses: tuple[str, ...], here: bool, ago: timedelta, verdict: Verdict
+    statuses: tuple[str | None, ...], here: bool, ago: timedelta, verdict: Verdict
 ) -> None:
     attempts = [attempt(number, "g", status, ago=ago) for number, status in enumerate(statuses)]
     copies = {"g": Copy(7, "processed", None)} if here else {}

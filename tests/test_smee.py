@@ -258,7 +258,8 @@ class Server:
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         if scope["method"] == "GET":
-            return await self.stream(receive, send)
+            await self.stream(receive, send)
+            return
         body = b""
         while (message := await receive()).get("more_body"):
             body += message["body"]
@@ -350,7 +351,7 @@ async def test_what_is_posted_to_a_channel_arrives_as_it_was_sent(database_url: 
         assert [bytes(row["body"]) for row in rows] == [request.body for request in requests]
         assert ["content-type", kind] in rows[-1]["headers"]
         assert any("found again" in line for line in running.lines)
-        assert sum("→ 202 accepted" in line for line in running.lines) == len(requests)
+        await until(lambda: sum("→ 202 accepted" in line for line in running.lines) == len(requests))
 
 
 LOSSY = '{\n   "a": 2,\n  "id": 12345678901234567890, "a": 3\n}'

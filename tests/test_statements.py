@@ -39,6 +39,7 @@ PARAMS: dict[str, Any] = {
     "outcome": "done",
     "retry_safe": False,
     "calls": 1,
+    "not_done": 0,
     "phase": "drafting",
     "table": "patch_sessions",
     "rows": ["patch_sessions:1"],

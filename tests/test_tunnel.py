@@ -22,8 +22,8 @@ import respx
 from click.testing import CliRunner
 from consumers import SECRET, Stack, arrival, arrived, from_github, from_shortcut, served, stack, stories
 from feeds import Deployed, Line, deployed, lined, senders
-from gates import until
-from processes import ROOT, empty_database, started, webhooks
+from gates import elsewhere, until
+from processes import empty_database, started, webhooks
 from starlette.applications import Starlette
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
@@ -31,6 +31,7 @@ from starlette.routing import Route
 from webhooks import GitHub, Shortcut, StandardWebhooks
 from webhooks.cli.tunnel import tunnel
 from webhooks.errors import ConfigurationError, WebhooksError
+from webhooks.migrate import migrate
 from webhooks.sending import Answer, opened
 from webhooks.signatures import sign
 from webhooks.tunnel.bookmark import Bookmark, bookmark
@@ -262,13 +263,9 @@ class Ends:
             relay = Relay(local, self.to, retries=retries, tell=self.said, signer=signer, sleep=short_sleep)
             yield carry(follower, relay, kept, Report(self.said, senders().sources), on_error)
 
-    async def arrived(self, count: int) -> list[dict[str, Any]]:
-        """What has arrived here, once it is so many."""
-
-        async def there() -> bool:
-            return len(await self.here.deliveries()) >= count
-
-        await until(there)
+    async def arrived(self, count: int, said: Callable[[], str] | None = None) -> list[dict[str, Any]]:
+        """What has arrived here, once so many were not only stored but told of."""
+        await until(lambda: (said() if said else self.said.text).count(", delivery ") >= count)
         return await self.here.deliveries()
 
 
@@ -279,8 +276,8 @@ async def short_sleep(seconds: float) -> None:
 @asynccontextmanager
 async def local_consumer(server_url: str, secret: str = SECRET) -> AsyncIterator[tuple[Stack, int]]:
     with empty_database(server_url) as url:
-        migrated = await asyncio.to_thread(webhooks, ROOT, "migrate", DATABASE_URL=url)
-        assert migrated.returncode == 0, migrated.stderr
+        async with await elsewhere(url) as connection:
+            await migrate(connection)
         secrets = dict.fromkeys(senders().sources, (secret,))
         async with (
             stack(url, senders(), work=False, most_bytes=30 << 20, secrets=secrets) as here,
@@ -364,12 +361,12 @@ async def test_it_goes_on_where_it_left_off_and_says_how_many_wait_and_since_whe
         await ends.arrived(1)
     for number in (2, 3):
         await ends.there.stack.send(from_github(f'{{"n": {number}}}'.encode()))
-    ends.said.lines.clear()
+    told = len(ends.said.lines)
     async with ends.tunnel(None):
         found = await ends.arrived(3)
 
     assert [json.loads(bytes(row["body"]))["n"] for row in found] == [1, 2, 3]
-    assert ends.said.lines[0].startswith("2 waiting, the first since")
+    assert ends.said.lines[told].startswith("2 waiting, the first since")
     assert ends.said.text.count("duplicate") == 0
 
 
@@ -702,7 +699,7 @@ def refused_by(*arguments: str) -> str:
         (("https://x", "--since", "yesterday"), "1h"),
         (("https://x", "--since", "1h", "--follow-only"), "--follow-only"),
         (("https://x", "--on-error", "carry-on"), "skip"),
-        ((), "URL"),
+        ((), "control plane"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(arguments: tuple[str, ...], said: str) -> None:
@@ -718,13 +715,13 @@ async def test_the_command_passes_on_until_it_is_told_to_stop_and_sums_up(make: 
     environment = {"WEBHOOKS_TUNNEL_TOKEN": "right-token", "WEBHOOKS_APP": "feeds_app:consumer"}
     (ends.home / "feeds_app.py").write_text("from feeds import senders\n\nconsumer = senders()\n")
     with started(ends.home, *arguments, "--since", "all", name="first", **environment) as first:
-        await ends.arrived(3)
+        await ends.arrived(3, lambda: first.output)
         second = await asyncio.to_thread(webhooks, ends.home, *arguments, **environment)
         first.signal(signal.SIGINT)
         assert await asyncio.to_thread(first.ends) == 0
     await ends.there.stack.send(from_github(b'{"n": 3}'))
     with started(ends.home, *arguments, name="again", **environment) as again:
-        await ends.arrived(4)
+        await ends.arrived(1, lambda: again.output)
         again.signal(signal.SIGTERM)
         assert await asyncio.to_thread(again.ends) == 0
     for number in (4, 5):
@@ -732,7 +729,7 @@ async def test_the_command_passes_on_until_it_is_told_to_stop_and_sums_up(make: 
     with started(ends.home, *arguments, "--follow-only", name="only", **environment) as only:
         await asyncio.to_thread(only.says, "nothing is waiting")
         await ends.there.stack.send(from_github(b'{"n": 6}'))
-        found = await ends.arrived(5)
+        found = await ends.arrived(1, lambda: only.output)
 
     assert [json.loads(bytes(row["body"]))["n"] for row in found] == [0, 1, 2, 3, 6]
     assert (second.returncode, "another tunnel" in second.stderr) == (1, True)
@@ -756,7 +753,7 @@ async def test_the_command_stops_with_an_error_at_what_is_refused(make: Callable
     stopped = await asyncio.to_thread(webhooks, ends.home, *arguments)
     unknown = await asyncio.to_thread(webhooks, ends.home, *arguments, "--resign")
     with started(ends.home, *arguments, "--resign", WEBHOOKS_SECRET_GITHUB=OTHER_SECRET) as resigning:
-        await ends.arrived(1)
+        await ends.arrived(1, lambda: resigning.output)
         await asyncio.to_thread(resigning.says, "signed anew")
 
     assert (stopped.returncode, unknown.returncode) == (1, 1)

@@ -122,6 +122,7 @@ class Claim(Generic[Row]):
         name: str,
         fn: Callable[[*Ts], Awaitable[R]],
         *args: *Ts,
+        reconcile: Callable[[], Awaitable[R | None]] | None = None,
         retry_safe: bool = False,
         timeout: timedelta = timedelta(seconds=30),  # noqa: ASYNC109 - the public name
     ) -> R:
@@ -134,6 +135,8 @@ class Claim(Generic[Row]):
             name: the effect's name, one a phase; `idempotency_key(name)` is what the other side may be given.
             fn: the call. It raises `NotDone` when it certainly did not happen.
             args: its arguments, the same on every attempt; keyword arguments through `functools.partial`.
+            reconcile: asks the other side what became of a call whose answer nobody knows: its result, or None when it
+                certainly did not happen and may be made again. Without it such a call escalates the row.
             retry_safe: whether a repetition is harmless (local work, or a receiver that honours the key). Otherwise a
                 call whose answer nobody knows escalates the row rather than run again.
             timeout: how long the call may take.
@@ -145,7 +148,9 @@ class Claim(Generic[Row]):
             RuntimeError: called inside `transaction()`, where it would wait for itself.
         """
         self._not_inside(f"once({name!r})")
-        return await effects.once(self._pool, self, name, fn, args, retry_safe=retry_safe, timeout=timeout)
+        return await effects.once(
+            self._pool, self, name, fn, args, reconcile=reconcile, retry_safe=retry_safe, timeout=timeout
+        )
 
     @asynccontextmanager
     async def transaction(self) -> AsyncGenerator[ClaimTransaction]:

@@ -14,6 +14,7 @@ import inspect
 import json
 import typing
 from collections.abc import Awaitable, Callable, Collection, Sequence
+from dataclasses import dataclass
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
@@ -54,7 +55,8 @@ FIND = compose(
 )
 INTEND_AGAIN = compose(
     "UPDATE {effects} SET claim_seq = %(claim_seq)s, state = 'intended', input_hash = %(input_hash)s,\n"
-    "    error = NULL, ended_at = NULL, told_by = NULL, calls = calls + %(calls)s, retry_safe = %(retry_safe)s,\n"
+    "    error = NULL, ended_at = NULL, told_by = NULL, calls = calls + %(calls)s,\n"
+    "    not_done = not_done + %(not_done)s, retry_safe = %(retry_safe)s,\n"
     "    intended_at = statement_timestamp(), call_until = statement_timestamp() + %(timeout)s\n"
     "WHERE idempotency_key = %(key)s AND state = %(state)s AND claim_seq = %(found_seq)s"
 )
@@ -72,6 +74,7 @@ async def once(
     fn: Callable[[*Ts], Awaitable[R]],
     args: tuple[*Ts],
     *,
+    reconcile: Callable[[], Awaitable[R | None]] | None,
     retry_safe: bool,
     timeout: timedelta,  # noqa: ASYNC109
 ) -> R:
@@ -79,12 +82,25 @@ async def once(
     function, bound = _looked_through(fn)
     adapter: TypeAdapter[R] = _result_of(getattr(function, "__func__", function))
     effect = _Effect(claim, name, _input_hash((*bound, *args)), timeout)
-    recorded = await effect.intended(retry_safe)
+    call: Callable[[], Awaitable[R]] = functools.partial(fn, *args)
+    try:
+        recorded = await effect.intended(retry_safe)
+    except _Ambiguous as ambiguous:
+        if reconcile is None:
+            raise Escalate(
+                f"effect {name!r} is ambiguous: it was called, and nobody knows whether it happened. "
+                f"Look at the other side for {effect.key}"
+            ) from None
+        async with asyncio.timeout(timeout.total_seconds()):
+            found = await reconcile()
+        recorded = await effect.intended(retry_safe, _Looked(ambiguous.claim_seq, happened=found is not None))
+        if found is not None:
+            call = functools.partial(_given, found)
     if recorded is not None:
         return adapter.validate_json(recorded)
     try:
         async with asyncio.timeout(timeout.total_seconds()):
-            value = await fn(*args)
+            value = await call()
     except NotDone as error:
         await finished(effect.record(pool, "failed", error=describe(error)))
         raise
@@ -95,6 +111,26 @@ async def once(
         raise Escalate(f"effect {name!r} was called, but its result cannot be kept: {describe(error)}") from error
     await finished(effect.record(pool, "done", result=result))
     return kept
+
+
+async def _given(value: R) -> R:
+    return value
+
+
+class _Ambiguous(Exception):
+    """An earlier call may or may not have happened; `claim_seq` is the claim that made it."""
+
+    def __init__(self, claim_seq: int) -> None:
+        super().__init__(claim_seq)
+        self.claim_seq = claim_seq
+
+
+@dataclass(frozen=True, slots=True)
+class _Looked:
+    """What the other side said of the call that a claim made."""
+
+    claim_seq: int
+    happened: bool
 
 
 class _Effect:
@@ -111,13 +147,17 @@ class _Effect:
         self.unanswered = False
         claim.effects.add(name)
 
-    async def intended(self, retry_safe: bool) -> str | None:
+    async def intended(self, retry_safe: bool, looked: _Looked | None = None) -> str | None:
         """Commit the intention, or return the recorded result. Nothing is called yet, so an answer that was lost is
-        asked for again."""
+        asked for again.
+
+        Raises:
+            _Ambiguous: an earlier call was made, and nothing is known of it but what `looked` says.
+        """
         for left in reversed(range(TRIES_TO_INTEND)):
             try:
                 async with self.claim.transaction() as tx:
-                    return await self._intend(tx, retry_safe)
+                    return await self._intend(tx, retry_safe, looked)
             except psycopg.OperationalError as failure:
                 if not left or isinstance(failure, PoolClosed):
                     raise
@@ -125,7 +165,7 @@ class _Effect:
             await asyncio.sleep(ASK_AGAIN_S)
         return None
 
-    async def _intend(self, tx: Transaction, retry_safe: bool) -> str | None:
+    async def _intend(self, tx: Transaction, retry_safe: bool, looked: _Looked | None) -> str | None:
         """Write down that the call is about to be made; return the recorded result where there is one."""
         params = {
             "key": self.key,
@@ -147,16 +187,17 @@ class _Effect:
             )
         if found["state"] == "done":
             return str(found["result"])
-        if found["state"] == "intended" and not retry_safe and not ours:
+        told = looked if looked is not None and looked.claim_seq == found["claim_seq"] else None
+        if found["state"] == "intended" and not (retry_safe or ours or told):
             if found["call_left"] > timedelta(0):
                 raise Snooze(found["call_left"])
-            raise Escalate(
-                f"effect {self.name!r} is ambiguous: it was called, and nobody knows whether it happened. "
-                f"Look at the other side for {self.key}"
-            )
-        # Where the answer to our intention was lost, nothing was called yet.
-        calls = 0 if ours and found["state"] == "intended" else 1
-        again = {**params, "calls": calls, "state": found["state"], "found_seq": found["claim_seq"]}
+            raise _Ambiguous(found["claim_seq"])
+        # Where the answer to our intention was lost, nothing was called yet; where the call is known to have happened,
+        # nothing will be.
+        calls = 0 if found["state"] == "intended" and (ours or (told and told.happened)) else 1
+        not_done = int(told is not None and not told.happened)
+        counts = {"calls": calls, "not_done": not_done}
+        again = {**params, **counts, "state": found["state"], "found_seq": found["claim_seq"]}
         if (await tx.execute(INTEND_AGAIN, again)).rowcount != 1:
             raise LostClaim(f"effect {self.key} is being called by somebody else")
         return None

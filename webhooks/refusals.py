@@ -97,6 +97,11 @@ class Refusals:
         self._task: asyncio.Task[None] | None = None
         self._told = False
 
+    @property
+    def waiting(self) -> int:
+        """How many refused requests wait to be written."""
+        return sum(map(len, self._waiting.values()))
+
     def start(self) -> None:
         """Start the task that writes."""
         self._task = asyncio.create_task(self._run(), name="webhooks-rejections")
@@ -149,7 +154,7 @@ class Refusals:
             with suppress(TimeoutError):
                 async with asyncio.timeout(pause):
                     await self._stopping.wait()
-            if any(self._waiting.values()):
+            if self.waiting:
                 continue
             if self._stopping.is_set():
                 return
@@ -162,7 +167,7 @@ class Refusals:
         """Take what is written next, in turn from every source."""
         group: list[Rejection] = []
         size = 0
-        while any(self._waiting.values()):
+        while self.waiting:
             for source, waiting in self._waiting.items():
                 if not waiting:
                     continue

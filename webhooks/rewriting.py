@@ -19,6 +19,8 @@ from webhooks.errors import Unreadable
 from webhooks.sources.reading import first, read_json
 
 MOST_UNZIPPED_BYTES = 32 * 1024 * 1024
+# Longer ones are tried with fewer differences at once: a person waits for the answer.
+LONG_BYTES = 64 * 1024
 REWROTE = "something between the provider and you read it and wrote it anew; have it pass the bytes on as they are"
 
 _BOM = b"\xef\xbb\xbf"
@@ -102,7 +104,7 @@ def _json(body: bytes) -> Iterator[Guess]:
     """Write JSON in other ways, those with the fewest differences first."""
     try:
         parsed = read_json(body)
-        text = body.decode("utf-8-sig")
+        text = body.decode("utf-8-sig", "surrogatepass")
     except (Unreadable, UnicodeDecodeError):
         return
     layouts: list[tuple[str, str]] = [("", text)]
@@ -118,7 +120,8 @@ def _json(body: bytes) -> Iterator[Guess]:
             layouts.append((words, json.dumps(parsed, ensure_ascii=False, indent=indent)))
     seen = {body}
     ways = [(layout, edits) for layout in layouts for edits in itertools.product(*_EDITS)]
-    for (layout, written), edits in sorted(ways, key=_differences):
+    most = 4 if len(body) <= LONG_BYTES else 2
+    for (layout, written), edits in sorted((way for way in ways if _differences(way) <= most), key=_differences):
         for _, edit in edits:
             written = edit(written)
         sent = written.encode("utf-8", "surrogatepass")

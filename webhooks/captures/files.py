@@ -125,14 +125,18 @@ async def _chunks(file: BinaryIO) -> AsyncGenerator[bytes]:
         return
     reader = asyncio.StreamReader(limit=CHUNK)
     protocol = asyncio.StreamReaderProtocol(reader)
-    transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, file)
+    same = os.dup(file.fileno())  # the transport closes its own at the end
     try:
-        while chunk := await reader.read(CHUNK):
-            yield chunk
+        transport, _ = await asyncio.get_running_loop().connect_read_pipe(lambda: protocol, file)
+        try:
+            while chunk := await reader.read(CHUNK):
+                yield chunk
+        finally:
+            transport.close()
+            # Whoever else has this pipe or terminal open shares the setting.
+            os.set_blocking(same, True)
     finally:
-        # Whoever else has this pipe or terminal open shares the setting.
-        os.set_blocking(file.fileno(), True)
-        transport.close()
+        os.close(same)
 
 
 async def _first_line(chunks: AsyncIterator[bytes]) -> bytes:

@@ -11,7 +11,7 @@ from pathlib import Path
 import click
 
 from webhooks.cli.app import run
-from webhooks.cli.made import UNNAMED, Content, from_file, from_samples, secret_of, stored
+from webhooks.cli.made import Content, from_file, from_samples, secret_of, stored
 from webhooks.errors import ConfigurationError, Unreadable
 from webhooks.samples import numbers
 from webhooks.samples.faults import Bad, Sending, sending
@@ -86,7 +86,7 @@ def sendings(
     made: list[Sending] = []
     for content in contents:
         made += [sending(sender, content.event, secret, partial(content.signed, sender), wanted.bad)] * copies
-    for one in {one.event: one for one in made}.values():
+    for one in {one.event: one for one in made}.values() if wanted.delivery is None else ():
         _warn_of_another_event(sender, one)
     return sender, made
 
@@ -118,7 +118,7 @@ def _maker(
 
 def _warn_of_another_event(source: Source, sending: Sending) -> None:
     request = sending.request
-    if sending.event == UNNAMED or source.answered(request.headers, request.body):
+    if source.answered(request.headers, request.body):
         return
     try:
         found = [one.name for one in source.events(request.headers, source.read(request.headers, request.body))]

@@ -19,9 +19,6 @@ from webhooks.settings import Settings, dev_secrets, secret_variable, secrets_fo
 from webhooks.sources import GitHub, Shortcut, Source
 from webhooks.sources.reading import first, read_json
 
-UNNAMED = "it"
-"""What a stored delivery is called that nobody has read yet."""
-
 
 @dataclass(frozen=True, slots=True)
 class Content:
@@ -94,7 +91,7 @@ async def stored(settings: Settings, id: int) -> Stored:
     if told := pruned(row["parent"] or id, row["pruned_at"], row["headers_pruned_at"]):
         raise ConfigurationError(told)
     headers: Headers = tuple((name, value) for name, value in row["headers"])
-    return Stored(id, row["source"], row["event"] or first(headers, "x-github-event") or UNNAMED, headers, row["body"])
+    return Stored(id, row["source"], row["event"] or f"delivery {id}", headers, row["body"])
 
 
 def from_samples(

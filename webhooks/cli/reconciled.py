@@ -41,7 +41,7 @@ def print_github(comparison: github.Comparison, outcomes: dict[str, Outcome], *,
     click.echo(f"{of}: {_counted(counts)}")
     if comparison.begins_at is not None:
         begins = _second(comparison.begins_at)
-        click.echo(f"GitHub's log begins at {begins}: what it delivered before cannot be seen any more")
+        click.echo(f"GitHub's log begins at {begins}: anything it delivered before that cannot be seen any more")
     if comparison.expired:
         click.echo(f"{len(comparison.expired)} too old to be delivered again: look at GitHub for what they told of")
     if comparison.wanted and not asked:

@@ -72,7 +72,7 @@ def _line(group: list[Attempt], copy: Copy | None, expired_before: datetime) -> 
     newest = ordered[-1]
     return Line(
         guid=newest.guid,
-        event=f"{newest.event}.{newest.action}" if newest.action else newest.event,
+        event=".".join(word for word in (newest.event, newest.action) if word),
         delivered_at=newest.delivered_at,
         statuses=tuple(_told(attempt) for attempt in ordered),
         attempt=newest.id,

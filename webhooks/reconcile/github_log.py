@@ -33,15 +33,15 @@ class Attempt(BaseModel):
     guid: str
     delivered_at: AwareDatetime
     redelivery: bool = False
-    status: str = ""
+    status: str | None = None
     status_code: int | None = None
-    event: str = ""
+    event: str | None = None
     action: str | None = None
 
     @property
     def succeeded(self) -> bool:
         """Whether GitHub counts it as delivered. Time-outs have no status code that says so: only `OK` does."""
-        return self.status.upper() == "OK"
+        return (self.status or "").upper() == "OK"
 
 
 _PAGE = TypeAdapter(list[Attempt])

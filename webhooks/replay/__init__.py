@@ -4,7 +4,7 @@ Each function takes frozen values and a pool, tells its progress to a callback, 
 of a terminal or of HTTP.
 """
 
-from webhooks.replay.again import Again, again
+from webhooks.replay.rerunning import Again, again
 from webhooks.replay.arriving import Arrival, Desk, arrivals
 from webhooks.replay.exporting import Export, export
 from webhooks.replay.importing import imported

@@ -9,7 +9,7 @@ from webhooks.bell import Bell
 from webhooks.consumer import Consumer
 from webhooks.errors import Refused, Unavailable
 from webhooks.pool import Pool
-from webhooks.replay.again import tell
+from webhooks.replay.rerunning import tell
 from webhooks.replay.arriving import Arrival, Desk
 from webhooks.replay.pump import Halt, pump
 from webhooks.replay.report import Limits, Progress, Report, Tally, unheard

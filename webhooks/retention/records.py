@@ -69,7 +69,7 @@ def effects(gates: Mapping[str, Gate[Any]], before: Before, *, dry: bool) -> Wal
         claim_seq, key = cursor or (-1, "")
         params = {"claim_seq": claim_seq, "key": key, "look": LOOK}
         page = await (await tx.execute(EFFECTS, params)).fetchall()
-        rows = await _rows(tx, gates, [line for line in page if old(line["at"], before.effects)])
+        rows = await _rows(tx, gates, [line for line in page if old(line["at"], before.effects)], ages=dry)
         sizes: list[int | None] = []
         for line in page:
             goes = old(line["at"], before.effects) and line["table_name"] in gates
@@ -102,7 +102,7 @@ def attempts(gates: Mapping[str, Gate[Any]], before: Before, *, dry: bool) -> Wa
         params = {"claim_seq": -1 if cursor is None else cursor, "effects": before.effects, "look": LOOK}
         page = await (await tx.execute(ATTEMPTS, params)).fetchall()
         ended = [line for line in page if line["at"] is not None and old(line["at"], before.attempts)]
-        rows = await _rows(tx, gates, ended)
+        rows = await _rows(tx, gates, ended, ages=dry)
         sizes: list[int | None] = []
         for line in page:
             goes = line["at"] is not None and old(line["at"], before.attempts)
@@ -138,7 +138,7 @@ def _left(what: str, lines: Sequence[Mapping[str, Any]], gates: Collection[str])
 
 
 async def _rows(
-    tx: Transaction, gates: Mapping[str, Gate[Any]], lines: Sequence[Mapping[str, Any]]
+    tx: Transaction, gates: Mapping[str, Gate[Any]], lines: Sequence[Mapping[str, Any]], *, ages: bool
 ) -> dict[tuple[str, str], Row]:
     keys: defaultdict[str, set[str]] = defaultdict(set)
     for line in lines:
@@ -147,7 +147,7 @@ async def _rows(
     return {
         (name, key): row
         for name, wanted in keys.items()
-        for key, row in (await rows_of(tx, gates[name], wanted)).items()
+        for key, row in (await rows_of(tx, gates[name], wanted, ages=ages)).items()
     }
 
 

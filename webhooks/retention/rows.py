@@ -74,9 +74,16 @@ AGES_SINCE: dict[str, Composable] = {
 NEVER = SQL("NULL AS source, NULL::timestamptz AS ages_since")
 
 
-async def rows_of(tx: Transaction, gate: Gate[Any], keys: Collection[str]) -> dict[str, Row]:
-    """Read rows by their keys as text, as they stand in `attempts`; one that is gone is not among them."""
-    by_key, by_text = _statements(gate)
+async def rows_of(tx: Transaction, gate: Gate[Any], keys: Collection[str], *, ages: bool) -> dict[str, Row]:
+    """Read rows by their keys as text, as they stand in `attempts`; one that is gone is not among them.
+
+    Args:
+        tx: where they are read.
+        gate: over their table.
+        keys: which.
+        ages: whether to work out since when they age; only a dry run has to know, which leaves them in place.
+    """
+    by_key, by_text = _statements(gate, ages)
     parts = [part for key in keys for part in _readings(key, len(gate.key.columns))]
     columns = {name: _array(part[place] for part in parts) for place, name in enumerate(gate.key.names())}
     params = {**columns, "keys": list(keys)}
@@ -94,13 +101,13 @@ async def rows_of(tx: Transaction, gate: Gate[Any], keys: Collection[str]) -> di
 
 
 @lru_cache(maxsize=64)
-def _statements(gate: Gate[Any]) -> tuple[bytes, bytes]:
+def _statements(gate: Gate[Any], ages: bool) -> tuple[bytes, bytes]:
     """Compose the lookup by the key's columns, which have an index, and the one by its text, which reads all rows."""
     key_text = gate.statements.key_text
     parts = {
         "key_text": key_text,
         "gated": table(gate.table),
-        "ages_since": AGES_SINCE.get(gate.table, NEVER),
+        "ages_since": AGES_SINCE.get(gate.table, NEVER) if ages else NEVER,
         "among": gate.statements.among(),
     }
     select = named(

@@ -23,7 +23,8 @@ def compiled(path: str) -> JSONPath:
     try:
         found = ENVIRONMENT.compile(path)
     except (JSONPathError, RecursionError) as error:
-        reason = str(error).partition("\n")[0]
+        # Not its text: writing that fails for some paths.
+        reason = error.args[0] if error.args else "it cannot be read"
         raise ConfigurationError(f"{path!r} is no JSONPath such as $.repository.full_name: {reason}") from None
     if not isinstance(found, JSONPath):
         raise ConfigurationError(f"{path!r} is more than one JSONPath")

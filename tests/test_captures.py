@@ -1,0 +1,234 @@
+"""Deliveries out of files: every form is read back byte for byte, and what is broken says where and why."""
+
+from __future__ import annotations
+
+import asyncio
+import base64
+import hashlib
+import json
+import os
+import threading
+from datetime import UTC, datetime
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from webhooks import GitHub, Shortcut, StandardWebhooks
+from webhooks.captures import Capture, captures, files, written
+from webhooks.captures.lines import read
+from webhooks.errors import ConfigurationError
+from webhooks.sources import Source
+
+SOURCES: dict[str, Source] = {source.name: source for source in (GitHub(), Shortcut(), StandardWebhooks("shop"))}
+HEADERS = (("content-type", "application/json"), ("x-twice", "1"), ("x-twice", "caf\xe9"))
+AT = datetime(2026, 6, 12, 10, 0, 0, 123456, tzinfo=UTC)
+BODIES = {
+    "CRLF": b'{"a": 1}\r\n\r\n',
+    "a byte order mark": b'\xef\xbb\xbf{"a": 1}',
+    "not UTF-8": b'{"a": "\xff\xfe"}',
+    "a repeated key": b'{"a": 2, "a": 3}',
+    "twenty digits": b'{"id": 12345678901234567890, "f": 1.0}',
+    "an escape": b'{"e": "\\u00e9"}',
+    "nothing": b"",
+    "no JSON": b"payload=%7B%7D&x=1",
+    "NUL": b'{"t": "a\\u0000b"}\x00',
+}
+
+
+def line(body: bytes, **changes: Any) -> bytes:
+    facts = {"id": 5, "source": "github", "dedup_key": "1:a", "event": "push", "origin": "received", "received_at": AT}
+    text = written(facts, HEADERS, body, redacted=False)
+    return json.dumps({**json.loads(text), **changes}).encode() if changes else text
+
+
+async def every(path: Path | None, **how: Any) -> list[Capture]:
+    return [capture async for capture in captures(path, SOURCES, **how)]
+
+
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+def test_a_line_is_read_back_as_it_was_written(body: bytes) -> None:
+    text = line(body)
+
+    assert b"\n" not in text
+    assert text.isascii()
+    back = read(text, place=3, name="line 3")
+    assert back == Capture(
+        place=3, name="line 3", source="github", event="push", headers=HEADERS, body=body, received_at=AT
+    )
+    assert json.loads(text)["sha256"] == hashlib.sha256(body).hexdigest()
+    assert "redacted" not in json.loads(text)
+
+
+@pytest.mark.parametrize(
+    ("text", "fault"),
+    [
+        (b'{"version": 1, "body_ba', "not JSON, or is cut short"),
+        (b"[1]", "none of an export"),
+        (b"{}", "none of an export"),
+        (line(b"x", version=2), "version 2"),
+        (line(b"x", body_base64="%%%"), "not base64"),
+        (line(b"x", body_base64=5), "not base64"),
+        (line(b"x", body_base64=base64.b64encode(b"y").decode()), "the body was changed"),
+        (line(b"x", headers=[["a"]]), "lacks headers"),
+        (line(b"x", headers={"a": "b"}), "lacks headers"),
+        (line(b"x", source=None), "lacks headers, source"),
+        (line(b"x", received_at="soon"), "received_at"),
+        (line(b"x", received_at="2026-01-01T00:00:00"), "received_at"),
+        (b"[" * 5000, "not JSON"),
+    ],
+)
+def test_a_line_that_is_broken_says_how(text: bytes, fault: str) -> None:
+    back = read(text, place=1, name="line 1")
+    assert fault in (back.fault or "")
+    assert back.body == b""
+
+
+async def test_an_export_is_read_line_by_line_and_a_broken_line_does_not_end_it(tmp_path: Path) -> None:
+    file = tmp_path / "deliveries.ndjson"
+    file.write_bytes(b"\n".join([line(b"one"), b"", line(b"two")[:-20], line(b"three", event="star.created")]))
+
+    found = await every(file)
+
+    assert [(capture.place, capture.body, capture.fault is None) for capture in found] == [
+        (1, b"one", True),
+        (2, b"", False),
+        (3, b"three", True),
+    ]
+    assert found[1].name == f"line 3 of {file}"
+    assert [capture.body for capture in await every(file, event="STAR")] == [b"", b"three"]
+    assert [capture.body for capture in await every(file, source="shortcut")] == [b""]
+
+
+@pytest.mark.parametrize("size", [1, 7, 64, 1000])
+async def test_lines_are_found_wherever_a_file_is_cut(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, size: int
+) -> None:
+    monkeypatch.setattr(files, "CHUNK", size)
+    bodies = [*BODIES.values(), b"z" * 3000]
+    file = tmp_path / "deliveries.ndjson"
+    file.write_bytes(b"\n".join(line(body) for body in bodies) + b"\n")
+
+    assert [capture.body for capture in await every(file)] == bodies
+
+
+@pytest.mark.parametrize("end", [b"\r\n", b"\n"], ids=["CRLF", "LF"])
+@pytest.mark.parametrize("body", BODIES.values(), ids=BODIES)
+async def test_a_captured_request_has_its_lines_and_its_exact_body(tmp_path: Path, end: bytes, body: bytes) -> None:
+    head = [b"POST /webhooks/github HTTP/1.1", b"X-GitHub-Event: push", b"x-twice: 1", b"X-Twice:  caf\xe9 "]
+    file = tmp_path / "request.http"
+    file.write_bytes(end.join([*head, b"Content-Length: %d" % len(body), b"", b""]) + body + b"\n")
+
+    [capture] = await every(file)
+
+    assert (capture.source, capture.body, capture.fault) == ("github", body, None)
+    assert capture.headers[:3] == (("x-github-event", "push"), ("x-twice", "1"), ("x-twice", "caf\xe9"))
+    assert capture.received_at is None
+
+
+async def test_the_request_line_may_be_missing_and_a_given_source_wins(tmp_path: Path) -> None:
+    file = tmp_path / "request.txt"
+    file.write_bytes(b"x-github-event: push\n\nbody")
+    [bare] = await every(file)
+    [given] = await every(file, source="github")
+    file.write_bytes(b"POST https://example.com/behind/webhooks/shop?x=1\nx-a: 1\n\n{}")
+    [whole] = await every(file)
+
+    assert (bare.source, given.source, whole.source) == ("", "github", "shop")
+    assert [capture.body for capture in (bare, given, whole)] == [b"body", b"body", b"{}"]
+
+
+@pytest.mark.parametrize(
+    ("content", "fault"),
+    [
+        (b"x-a: 1\nx-b: 2", "no empty line"),
+        (b"x-a: 1\n folded\n\nbody", "line 2 is no header"),
+        (b"just words\n\nbody", "line 1 is no header"),
+        (b"x-a: 1\ncontent-length: 10\n\n12345", "cut short: 5 of 10 bytes"),
+        (b"payload=%7B%7D", "no empty line"),
+    ],
+)
+async def test_a_request_that_is_broken_says_how(tmp_path: Path, content: bytes, fault: str) -> None:
+    file = tmp_path / "request"
+    file.write_bytes(content)
+    [capture] = await every(file)
+    assert fault in (capture.fault or "")
+
+
+async def test_a_body_longer_than_said_is_not_cut(tmp_path: Path) -> None:
+    file = tmp_path / "request"
+    file.write_bytes(b"content-length: 2\n\n{}and more")
+    [capture] = await every(file)
+    assert capture.body == b"{}and more"
+
+
+async def test_a_directory_holds_payloads_named_by_event(tmp_path: Path) -> None:
+    (tmp_path / "push__branch.json").write_bytes(b'{"ref": 1}\r\n')
+    (tmp_path / "pull_request__closed.json").write_bytes(b'\xef\xbb\xbf{"action": "closed"}')
+    (tmp_path / "star.json").write_bytes(b'{"action": "created"}')
+    (tmp_path / "NOTICE.md").write_text("not a delivery")
+    (tmp_path / "of_another.http").write_bytes(b"POST /webhooks/shop\nx-a: 1\n\nbody")
+
+    found = await every(tmp_path, source="github")
+
+    assert [(capture.place, dict(capture.headers).get("x-github-event")) for capture in found] == [
+        (1, None),
+        (2, "pull_request"),
+        (3, "push"),
+        (4, "star"),
+    ]
+    assert found[2].body == b'{"ref": 1}\r\n'
+    github = SOURCES["github"]
+    assert [event.name for event in github.events(found[1].headers, github.read(found[1].headers, found[1].body))] == [
+        "pull_request.closed"
+    ]
+
+
+async def test_a_payload_has_the_same_id_whenever_it_is_read_and_another_event_another(tmp_path: Path) -> None:
+    file = tmp_path / "push.json"
+    file.write_bytes(b"{}")
+    [first] = await every(file, source="github")
+    [second] = await every(file, source="github")
+    [other] = await every(file, source="github", event="star.created")
+
+    assert dict(first.headers)["x-github-delivery"] == dict(second.headers)["x-github-delivery"]
+    assert dict(first.headers)["x-github-delivery"] != dict(other.headers)["x-github-delivery"]
+    assert dict(other.headers)["x-github-event"] == "star"
+
+
+async def test_a_payload_of_nobody_is_refused(tmp_path: Path) -> None:
+    file = tmp_path / "push.json"
+    file.write_bytes(b"{}")
+    for source in (None, "nobody"):
+        with pytest.raises(ConfigurationError, match="say whose it is with --source; there are: github, shortcut, sho"):
+            await every(file, source=source)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n \n"])
+async def test_an_empty_file_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "empty"
+    file.write_bytes(content)
+    with pytest.raises(ConfigurationError, match="there is nothing in"):
+        await every(file)
+
+
+async def test_a_directory_without_deliveries_is_refused(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match=r"holds no file that ends in \.json"):
+        await every(tmp_path)
+
+
+async def test_standard_input_is_read_while_it_comes(monkeypatch: pytest.MonkeyPatch) -> None:
+    """The first delivery is there before the second one is written, and the pipe is left as it was."""
+    reading, writing = os.pipe()
+    with os.fdopen(reading, "r") as pipe:
+        monkeypatch.setattr("sys.stdin", pipe)
+        os.write(writing, line(b"one") + b"\n")
+        found = captures(None, SOURCES)
+
+        first = await asyncio.wait_for(anext(found), 10)
+        threading.Thread(target=lambda: (os.write(writing, line(b"two")), os.close(writing))).start()
+        rest = [capture async for capture in found]
+
+        assert first.body == b"one"
+        assert [capture.body for capture in rest] == [b"two"]
+        assert os.get_blocking(reading)
