@@ -16,12 +16,13 @@ import httpx
 import pytest
 from consumers import arrival, arrived, from_github, from_shortcut, stories
 from feeds import Deployed, body_of, deliveries, deployed, following
-from gates import backends, elsewhere, sql, until
+from gates import backends, elsewhere, sql, until, until_blocked
 from processes import empty_database, serving, webhooks
 from psycopg import AsyncConnection
 
 from webhooks import Pool, feed
 from webhooks.control import frames
+from webhooks.control.watch import Watch
 from webhooks.db import Transaction
 from webhooks.feed import MOST_BYTES, MOST_DELIVERIES, START, Level, NotAPlace, Page, Place, read_place, written
 from webhooks.inbox import insert
@@ -356,16 +357,26 @@ async def test_what_nobody_tells_of_is_found_by_polling(database_url: str) -> No
         await deliveries(events, 1)
 
 
+async def settled(here: Deployed) -> Watch:
+    """Wait until nothing but the next accept or poll makes the watch of a new follower look."""
+    watch = here.control.feed._watch
+    bell = watch._bell
+    await until(lambda: bell._self_test and not bell.heard.is_set() and not watch._called.is_set())
+    return watch
+
+
 async def test_what_is_held_back_comes_when_the_transaction_ends_that_holds_it(
     here: Deployed, database_url: str
 ) -> None:
     """Nobody rings when it ends; it is looked for until it comes, long before the poll."""
     here.stack.accepter._on_moved = lambda rows: here.control.feed.look()
     async with following(here.url, "after=now") as events, await elsewhere(database_url) as slow:
+        assert (await anext(events)).event == "hello"
+        watch = await settled(here)
         async with slow.transaction():
             early = await insert(tx_of(slow), [arrival(b"early", key="early")])
             late = (await here.stack.send(from_shortcut(stories(1)))).json()["delivery"]
-            assert (await anext(events)).event == "hello"
+            await until(lambda: watch.level.held == 1)
         found = await deliveries(events, 2)
 
     assert [json.loads(event.data)["id"] for event in found] == [*early.values(), late]
@@ -523,6 +534,30 @@ async def test_a_lost_connection_to_the_database_does_not_end_a_response(here: D
         await deliveries(events, 1)
 
 
+async def test_a_page_that_the_database_refuses_is_asked_for_again(here: Deployed, database_url: str) -> None:
+    """Somebody locks the table between two pages, for longer than a statement waits."""
+    for _ in range(12):
+        await arrived(here.stack.pool, *(arrival(b"x" * (1 << 20)) for _ in range(4)))
+    async with following(here.url) as events, await elsewhere(database_url) as other:
+        await deliveries(events, 1)
+        await settled(here)
+        async with other.transaction():
+            await other.execute("LOCK TABLE deliveries IN ACCESS EXCLUSIVE MODE")
+            rest = asyncio.create_task(deliveries(events, 47))
+            await until_blocked(here.stack.pool)
+
+            async def refused() -> bool:
+                [row] = await sql(
+                    here.stack.pool,
+                    "SELECT count(*) AS waiting FROM pg_stat_activity"
+                    " WHERE datname = current_database() AND wait_event_type = 'Lock'",
+                )
+                return row["waiting"] == 0
+
+            await until(refused)
+        assert len(await rest) == 47
+
+
 @pytest.mark.parametrize(
     ("query", "status", "named"),
     [
@@ -567,9 +602,9 @@ async def test_a_head_request_opens_no_stream(here: Deployed) -> None:
 async def test_followers_that_left_are_looked_for_no_more(here: Deployed) -> None:
     async with following(here.url) as events:
         await anext(events)
-        assert here.control.feed._watch._followers == 1
+        assert here.control.feed._watch._followed.is_set()
 
-    await until(lambda: here.control.feed._watch._followers == 0)
+    await until(lambda: not here.control.feed._watch._followed.is_set())
 
 
 async def test_stopping_ends_every_response_in_order(here: Deployed) -> None:

@@ -416,6 +416,20 @@ def test_a_receiver_for_developing_takes_the_secret_of_a_hook_as_long_as_it_is_o
     assert hook_secrets(settings.home) == {}
 
 
+def test_two_hooks_within_a_tick_of_the_file_systems_clock_are_both_taken(
+    settings: Settings, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB", "own")
+    in_force = read_secrets(consumer(GitHub()), settings, dev=True).in_force
+    with record(settings.home, REPOSITORY, "github", URL, secret="one"):
+        folder = settings.home / "hooks"
+        moment = folder.stat().st_mtime_ns
+        assert in_force["github"] == ("own", "one")
+        with record(settings.home, REPOSITORY, "github", URL, secret="two"):
+            os.utime(folder, ns=(moment, moment))
+            assert set(in_force["github"]) == {"own", "one", "two"}
+
+
 def test_any_other_receiver_does_not(settings: Settings, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB", "own")
     with record(settings.home, REPOSITORY, "github", URL, secret="fresh"):

@@ -74,6 +74,8 @@ async def test_every_answer_is_as_described(database_url: str) -> None:
         for row in rows:
             await told.holds("GET", "/api/deliveries/{id}", f"/api/deliveries/{row['id']}", 200)
         await told.holds("GET", "/api/deliveries/{id}", "/api/deliveries/999", 404)
+        await told.holds("GET", "/api/feed/waiting", "/api/feed/waiting?after=1h&source=shortcut", 200)
+        await told.holds("GET", "/api/feed", "/api/feed?after=yesterday", 400)
         found = (await told.holds("GET", "/api/escalations", "/api/escalations", 200))["escalations"]
         assert any(one["attempts"] and one["effects"] for one in found)
         why = "/api/why/{table}/{key}"

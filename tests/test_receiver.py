@@ -661,12 +661,27 @@ async def test_a_head_that_does_not_end_is_refused_and_a_long_one_is_not(here: S
             assert statuses(await reader.read()) in ([400], [])
 
 
-async def test_trailers_and_framing_are_bounded_and_one_byte_a_chunk_is_fine(here: Stack) -> None:
-    body = b"[" + b" " * 900 + b"]"
-    request = from_shortcut(body)
-    head, *chunks = chunked(request, *(body[place : place + 1] for place in range(len(body))))
+async def test_a_body_of_one_byte_a_chunk_is_taken(database_url: str) -> None:
+    async with stack(database_url, consumer(), work=False) as running, served(running.receiver) as port:
+        body = b"[" + b" " * 100_000 + b"]"
+        head, *chunks = chunked(from_shortcut(body), *(body[place : place + 1] for place in range(len(body))))
+        assert statuses(await exchange(port, head, b"".join(chunks))) == [202]
+
+
+async def test_requests_on_one_connection_are_bounded_each_by_itself(here: Stack) -> None:
     async with served(here.receiver) as port:
-        assert statuses(await exchange(port, head, *chunks)) == [202]
+        reader, writer = await asyncio.open_connection("127.0.0.1", port)
+        for n in range(6):
+            request = from_shortcut(stories(n))
+            long = Request(request.path, [*request.headers, ("X-Long", "a" * 30_000)], request.body)
+            writer.write(long.raw())
+            assert statuses(await reader.readuntil(b"}")) == [202]
+        writer.close()
+
+
+async def test_trailers_are_bounded(here: Stack) -> None:
+    head, *_ = chunked(from_shortcut(b""))
+    async with served(here.receiver) as port:
         endless = [b"0\r\n", *(b"X-%d: " % n + b"a" * 60_000 + b"\r\n" for n in range(200))]
         raw = await exchange(port, head, *endless)
         assert 202 not in statuses(raw)

@@ -328,6 +328,55 @@ async def test_a_claim_whose_run_died_before_it_asked_is_taken_over_within_the_s
     assert 60 <= sum(time.waits) <= 75
 
 
+async def test_a_run_that_died_when_it_asked_for_the_second_time_is_taken_over_as_soon(pool: Pool) -> None:
+    async def claimed() -> bool:
+        async with pool.transaction() as tx:
+            return await asking.claim(tx, "scope", "guid")
+
+    assert await claimed()
+    async with pool.transaction() as tx:
+        await asking.answered(tx, "scope", "guid")
+    await age(pool, timedelta(minutes=5))
+    assert await claimed()
+    assert not await claimed()
+    await age(pool, timedelta(minutes=1))
+    assert await claimed()
+
+
+async def test_the_wait_is_counted_from_the_last_one_asked_for(
+    pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
+) -> None:
+    guids = [log.add(FAILED, ago=timedelta(minutes=number)) for number in range(6)]
+    log.answer(respx_mock, nothing)
+
+    async def they_arrive_late() -> None:
+        if len(time.waits) == 8:
+            for guid in guids:
+                await store(pool, guid)
+
+    time.meanwhile = they_arrive_late
+    comparison = await missing(pool, github, time)
+    outcomes = await redeliver(pool.transaction, github, comparison, wait=timedelta(seconds=4), clock=time.clock)
+
+    assert [outcome.result for outcome in outcomes.values()] == ["arrived"] * 6
+
+
+async def test_one_run_asks_for_a_delivery_once_however_long_it_waits(
+    pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
+) -> None:
+    log.add(FAILED, ago=HOUR)
+    log.answer(respx_mock, nothing)
+
+    async def the_database_s_clock_goes_on() -> None:
+        await age(pool, timedelta(seconds=time.waits[-1]))
+
+    time.meanwhile = the_database_s_clock_goes_on
+    comparison = await missing(pool, github, time)
+    await redeliver(pool.transaction, github, comparison, wait=timedelta(minutes=7), clock=time.clock)
+
+    assert len(log.asked) == 1
+
+
 async def test_many_runs_at_once_ask_for_each_once(
     pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
 ) -> None:

@@ -24,7 +24,7 @@ from webhooks.deliveries import one
 from webhooks.errors import ConfigurationError, Unreadable
 from webhooks.inbox import Stored, inbox, load, rearm
 from webhooks.notify import notifications
-from webhooks.retention import KINDS, Ages, Before, Kind, Report, as_json, prune
+from webhooks.retention import KINDS, Ages, Before, Kind, Report, as_json, prune, records
 from webhooks.retention import deliveries as walks
 from webhooks.retention.ages import told
 from webhooks.retention.rows import Row, attempt_is_over, effect_is_over
@@ -42,6 +42,14 @@ def a_consumer() -> Consumer:
 
 async def pruned(pool: Pool, ages: Ages = ALL, *, dry: bool = False, consumer: Consumer | None = None) -> Report:
     return await prune(pool.transaction, consumer or a_consumer(), ages, dry=dry)
+
+
+async def foretold(pool: Pool, ages: Ages = ALL, *, consumer: Consumer | None = None) -> Report:
+    """Prune, and hold a dry run before it to what is then removed."""
+    dry = await pruned(pool, ages, dry=True, consumer=consumer)
+    real = await pruned(pool, ages, consumer=consumer)
+    assert (dry.lines, dry.left) == (real.lines, real.left)
+    return real
 
 
 def counts(report: Report) -> dict[str, int]:
@@ -93,7 +101,7 @@ async def left(pool: Pool) -> dict[int, tuple[bool, bool]]:
 
 async def test_bodies_headers_and_keys_each_have_an_age_of_their_own(pool: Pool) -> None:
     ids = [await delivery(pool, days) for days in (1, 8, 31, 91)]
-    report = await pruned(pool, Ages(bodies=30 * DAY, headers=7 * DAY, keys=90 * DAY))
+    report = await foretold(pool, Ages(bodies=30 * DAY, headers=7 * DAY, keys=90 * DAY))
 
     assert await left(pool) == {ids[0]: (True, True), ids[1]: (True, False), ids[2]: (False, False)}
     assert counts(report) == {"keys": 1, "bodies": 1, "headers": 2}
@@ -123,7 +131,7 @@ async def test_a_request_keeps_its_body_while_an_event_split_from_it_needs_it(po
     parent = await delivery(pool, 1000)
     done = await delivery(pool, 1000, parent=parent, position=1)
     open_ = await delivery(pool, 1000, parent=parent, position=2, status=status)
-    assert counts(await pruned(pool)) == {}
+    assert counts(await pruned(pool, dry=True)) == counts(await pruned(pool)) == {}
     assert await left(pool) == {parent: (True, True), done: (False, True), open_: (False, True)}
 
     await sql(pool, "UPDATE deliveries SET status = 'ignored', claimed_from = NULL WHERE id = %(id)s", id=open_)
@@ -233,7 +241,8 @@ async def test_a_body_that_was_pruned_is_said_to_be_gone_wherever_it_is_read(
 
 async def test_a_pruned_delivery_that_is_run_again_is_dead_at_once_with_the_reason(database_url: str) -> None:
     async with stack(database_url, a_consumer()) as running:
-        id = await delivery(running.pool, 40)
+        await many(running.pool, 1)
+        [id] = await left(running.pool)
         await pruned(running.pool)
         await running.sql("UPDATE deliveries SET status = 'received', not_before = now() WHERE id = %(id)s", id=id)
 
@@ -382,7 +391,7 @@ async def test_an_effect_goes_once_its_row_is_in_another_visit_or_final(pool: Po
     await session(pool, 7, "finished")
     await attempt(pool, 17, 7, effect=10)
 
-    assert counts(await pruned(pool, ALL.only(["effects"]))) == {"effects": 3}
+    assert counts(await foretold(pool, ALL.only(["effects"]))) == {"effects": 3}
     assert (await recorded(pool))[1] == [11, 12, 13, 17]
 
 
@@ -399,7 +408,7 @@ async def test_an_attempt_stays_for_unfinished_rows_last_claims_and_effects(pool
     await session(pool, 8, "finished")
     await attempt(pool, 19, 8, effect=10)
 
-    assert counts(await pruned(pool)) == {"attempts": 2}
+    assert counts(await foretold(pool)) == {"attempts": 2}
     assert (await recorded(pool))[0] == [11, 12, 13, 15, 17, 18, 19]
 
 
@@ -411,7 +420,7 @@ async def test_effects_and_attempts_of_a_table_without_a_gate_are_left_and_named
         "INSERT INTO effects (idempotency_key, claim_seq, state, input_hash, result, call_until, ended_at)"
         " VALUES ('x', 99, 'done', 'x', '1', now() - interval '1 year', now() - interval '1 year')",
     )
-    report = await pruned(pool)
+    report = await foretold(pool)
 
     assert counts(report) == {}
     assert report.left == {
@@ -468,7 +477,7 @@ async def test_sent_notifications_and_ended_runs_age_with_attempts_and_decisions
         " VALUES ('issues', '1', 'retry', 'me', 'why', now() - interval '10 years')",
     )
 
-    assert counts(await pruned(pool)) == {"notifications": 2, "runs": 1}
+    assert counts(await foretold(pool)) == {"notifications": 2, "runs": 1}
     assert len(await sql(pool, "SELECT 1 AS found FROM notifications")) == 3
     assert len(await sql(pool, "SELECT 1 AS found FROM heartbeat_runs")) == 2
     assert len(await sql(pool, "SELECT 1 AS found FROM decisions")) == 1
@@ -555,7 +564,8 @@ async def test_what_somebody_has_locked_is_passed_over_with_all_that_belongs_to_
     async with other, other.transaction():
         await other.execute("SELECT 1 AS found FROM deliveries WHERE id = ANY(%s) FOR UPDATE", ([alone, part],))
         await other.execute("SELECT 1 AS found FROM effects FOR UPDATE")
-        assert counts(await pruned(pool)) == {"keys": 1}
+        report = await pruned(pool)
+        assert (counts(report), report.left) == ({"keys": 1}, {})
         assert list(await left(pool)) == [alone, parent, part]
         assert await recorded(pool) == ([10], [10])
     assert free not in await left(pool)
@@ -571,6 +581,20 @@ async def test_what_is_unfinished_by_the_time_of_the_lock_is_not_removed(pool: P
     async with pool.transaction() as tx:
         held, parts = await walks._held(tx, page)  # pyright: ignore[reportPrivateUsage]
     assert (held, parts) == ([ids[2]], [])
+
+
+async def test_what_changed_since_the_page_was_read_is_not_removed(pool: Pool) -> None:
+    """An effect that another claim has taken over, and an attempt that has not ended."""
+    await attempt(pool, 10, 1, effect=100)
+    await attempt(pool, 11, 2, ended=False)
+    key = {"keys": ["patch_sessions:1:drafting:1:draft 10"]}
+    async with pool.transaction() as tx:
+        taken_over = await tx.execute(records.REMOVE_EFFECTS, {**key, "claim_seqs": [9]})
+        assert await taken_over.fetchall() == []
+        open_ = await tx.execute(records.REMOVE_ATTEMPTS, {"claim_seqs": [10, 11]})
+        assert await open_.fetchall() == []
+        assert len(await (await tx.execute(records.REMOVE_EFFECTS, {**key, "claim_seqs": [10]})).fetchall()) == 1
+    assert await recorded(pool) == ([10, 11], [])
 
 
 async def test_a_locked_table_is_waited_for_without_holding_up_and_pruning_goes_on(

@@ -4,13 +4,14 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable
 from contextlib import AsyncExitStack, asynccontextmanager
 from typing import Any
 from urllib.parse import parse_qsl, quote_plus
 
 import httpx
 import pytest
+import respx
 from consumers import SECRET, digest, from_github, from_shortcut, served, stack, stories
 from gates import until
 
@@ -18,7 +19,7 @@ from webhooks import Consumer, GitHub, Shortcut, StandardWebhooks
 from webhooks.errors import ConfigurationError, Unreadable
 from webhooks.sending import opened
 from webhooks.signatures import sign
-from webhooks.tunnel.message import as_sent, read
+from webhooks.tunnel.message import Message, as_sent, read
 from webhooks.tunnel.relay import Relay, Signer
 from webhooks.tunnel.report import Report
 from webhooks.tunnel.session import OnError, Stopped
@@ -61,7 +62,22 @@ def test_headers_and_body_are_what_the_channel_wrote() -> None:
 
 @pytest.mark.parametrize(
     "data",
-    ["", "{}", "[]", "null", "{", '{"body"', '{"body":1', '{"body" 1}', "{1:2}", '{"query":{}}', "[" * 100_000, '"x"'],
+    [
+        "",
+        "{}",
+        "[]",
+        "null",
+        "{",
+        '{"body"',
+        '{"body":1',
+        '{"body" 1}',
+        "{1:2}",
+        '{"query":{}}',
+        "[" * 100_000,
+        '{"body":' + "[" * 100_000,
+        '"x"',
+    ],
+    ids=lambda data: data[:20],
 )
 def test_what_is_no_request_is_unreadable(data: str) -> None:
     with pytest.raises(Unreadable):
@@ -352,6 +368,21 @@ async def test_what_is_posted_to_a_channel_arrives_as_it_was_sent(database_url: 
         assert ["content-type", kind] in rows[-1]["headers"]
         assert any("found again" in line for line in running.lines)
         await until(lambda: sum("→ 202 accepted" in line for line in running.lines) == len(requests))
+
+
+@respx.mock
+async def test_what_the_channel_tells_of_the_connection_or_of_a_person_goes_no_further() -> None:
+    local = respx.post("http://127.0.0.1:9/webhooks/github").respond(202, json={"status": "accepted"})
+    request = from_github(b"{}")
+
+    async def messages() -> AsyncGenerator[Message]:
+        yield read(told([*request.headers, ("Authorization", "Bearer x"), ("Cookie", "y"), ("X-Real-Ip", "z")], "{}"))
+
+    async with httpx.AsyncClient() as client:
+        relay = Relay(client, "http://127.0.0.1:9", retries=0, tell=print)
+        await carry(messages(), GITHUB, [SECRET], relay, Report(print, {}))
+    sent = {name.lower() for name, _ in local.calls.last.request.headers.raw}
+    assert sent == {name.lower().encode() for name, _ in request.headers} | {b"host", b"content-length"}
 
 
 LOSSY = '{\n   "a": 2,\n  "id": 12345678901234567890, "a": 3\n}'

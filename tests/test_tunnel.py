@@ -553,6 +553,7 @@ def hello(cursor: str, *more: str) -> Response:
         (RedirectResponse("https://elsewhere.example/api/feed"), "elsewhere.example"),
         (Response("<html>", media_type="text/html"), "text/html"),
         (Response("<html>", 404), "404"),
+        (JSONResponse({"error": "not_found"}, 404), "control plane"),
         (JSONResponse({"error": "there is no source x"}, 404), "no source x"),
         (JSONResponse({"error": "present the token"}, 401), "WEBHOOKS_TUNNEL_TOKEN"),
         (JSONResponse({"error": "restored"}, 409), "restored"),
@@ -700,6 +701,7 @@ def refused_by(*arguments: str) -> str:
         (("https://x", "--since", "1h", "--follow-only"), "--follow-only"),
         (("https://x", "--on-error", "carry-on"), "skip"),
         ((), "control plane"),
+        (("https://x/?a=\x1b[31m",), "?a=\\x1b[31m"),
     ],
 )
 def test_what_cannot_be_meant_is_refused_by_name(arguments: tuple[str, ...], said: str) -> None:

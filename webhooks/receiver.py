@@ -92,25 +92,22 @@ class Receiver:
             return
         body = _Body(receive, self._room)
         try:
-            status, answer, refused = await self._outcome(scope, body)
+            outcome: _Outcome
+            try:
+                outcome = await self._take(scope, body)
+            except _Disconnected:
+                return
+            except asyncio.CancelledError:  # only a server that stops does not wait for the rest of a request
+                outcome = 503, {"error": "stopping"}, None
+            except Exception as error:  # whatever it was, the sender is asked to try again
+                log.error("a request could not be handled", path=scope["path"], exc_info=error)
+                outcome = 503, {"error": "unexpected"}, None
+            status, answer, refused = outcome
             await _answer(send, status, answer, unread=body if body.given_up else None)
             if refused is not None and self._refusals is not None:
                 await self._keep(refused, self._refusals)
-        except _Disconnected:
-            return
         finally:
             body.free()
-
-    async def _outcome(self, scope: Scope, body: _Body) -> _Outcome:
-        try:
-            return await self._take(scope, body)
-        except _Disconnected:
-            raise
-        except asyncio.CancelledError:  # only a server that stops does not wait for the rest of a request
-            return 503, {"error": "stopping"}, None
-        except Exception as error:  # whatever it was, the sender is asked to try again
-            log.error("a request could not be handled", path=scope["path"], exc_info=error)
-            return 503, {"error": "unexpected"}, None
 
     async def _take(self, scope: Scope, sent: _Body) -> _Outcome:
         name = scope["path"][len(PREFIX) :]
@@ -196,13 +193,13 @@ class _Body:
         size: how much of it was read.
     """
 
+    __slots__ = ("_held", "_receive", "_room", "ended", "given_up", "size")
+
     def __init__(self, receive: Receive, room: _Room) -> None:
-        self.ended = False
-        self.given_up = False
-        self.size = 0
+        self.ended = self.given_up = False
+        self.size = self._held = 0
         self._receive = receive
         self._room = room
-        self._held = 0
 
     async def read(self, limit: int) -> bytes | None:
         """Return the body, or None as soon as it is longer than `limit` bytes.

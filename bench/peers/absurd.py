@@ -1,4 +1,4 @@
-"""Absurd: `Absurd(url).start_worker()`; its schema comes from `absurdctl`. A task without steps is claim and complete."""
+"""Absurd: `Absurd(url).start_worker()`; its schema comes from `absurdctl`. A task without steps is a plain job."""
 
 from __future__ import annotations
 

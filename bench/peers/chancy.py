@@ -11,10 +11,11 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 from chancy import Chancy, Job, Queue, Worker
+
 from peers import Enqueue, Go, Mode, Peer
 from peers.ran import ran
 
-CONCURRENCY: dict[Mode, int] = {"single": 1, "tuned": 50}
+CONCURRENCY: dict[Mode, int] = {"single": 1, "tuned": 50, "pickup": 50}
 
 
 async def noop(*, number: int) -> None:
@@ -68,7 +69,7 @@ peer = Peer(
         "single": "async executor, concurrency 1, eager polling",
         "default": "process executor, a process a core, polled every 5 s",
         "tuned": "async executor, concurrency 50, eager polling",
-        "pickup": "the defaults, LISTEN",
+        "pickup": "as tuned, LISTEN; its defaults take two jobs every 5 s",
     },
     uvloop=False,
 )

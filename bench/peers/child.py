@@ -10,7 +10,6 @@ import time
 import traceback
 from collections.abc import Callable, Coroutine
 from multiprocessing.connection import Connection as Pipe
-from pathlib import Path
 from typing import Any
 
 import uvloop
@@ -25,7 +24,12 @@ def fill_process(name: str, url: str, jobs: int, pipe: Pipe) -> None:
 
 def work_process(name: str, url: str, mode: Mode, jobs: int, pipe: Pipe) -> None:
     peer = load(name)
-    _run(peer, lambda: _work(peer, url, mode, jobs, pipe), pipe)
+    with tempfile.NamedTemporaryFile() as elsewhere:
+        os.environ[ran.FILE] = elsewhere.name
+        heard = ran.hear(jobs, pipe, keep=mode == "pickup")
+        _run(peer, lambda: _work(peer, url, mode, jobs, pipe), pipe)
+        pipe.send(("ran", {**ran.read(elsewhere.name), **heard.times}))
+        pipe.send(("fed", feed.committed))
 
 
 def feed_process(name: str, url: str, jobs: int, pipe: Pipe) -> None:
@@ -35,7 +39,7 @@ def feed_process(name: str, url: str, jobs: int, pipe: Pipe) -> None:
 
 def _run(peer: Peer, main: Callable[[], Coroutine[Any, Any, None]], pipe: Pipe) -> None:
     os.setsid()  # so that whatever this process starts can be ended with it
-    logging.basicConfig(level=logging.WARNING)
+    logging.basicConfig(level=logging.ERROR)
     try:
         if peer.uvloop:
             uvloop.run(main())
@@ -52,27 +56,26 @@ async def _fill(peer: Peer, url: str, jobs: int, pipe: Pipe) -> None:
 
 async def _work(peer: Peer, url: str, mode: Mode, jobs: int, pipe: Pipe) -> None:
     told = {"go": asyncio.Event(), "stop": asyncio.Event()}
-    asyncio.get_running_loop().add_reader(pipe.fileno(), lambda: told[pipe.recv()].set())
+
+    def hear() -> None:
+        try:
+            told[pipe.recv()].set()
+        except EOFError:
+            os._exit(1)  # who measured is gone
 
     async def go() -> None:
         pipe.send(("ready", time.time()))
         await told["go"].wait()
 
-    with tempfile.TemporaryDirectory() as directory:
-        file = Path(directory, "ran")
-        file.touch()
-        os.environ[ran.FILE] = str(file)
-        heard = ran.hear(jobs, pipe, keep=mode == "pickup")
-        working = asyncio.ensure_future(peer.work(url, mode, jobs, go))
-        stopping = asyncio.create_task(told["stop"].wait())
-        await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
-        if working.done():
-            working.result()
-            await stopping
-        working.cancel()
-        await asyncio.wait({working}, timeout=10)
-        pipe.send(("ran", {**ran.read(str(file)), **heard.times}))
-        pipe.send(("fed", feed.committed))
+    asyncio.get_running_loop().add_reader(pipe.fileno(), hear)
+    working = asyncio.ensure_future(peer.work(url, mode, jobs, go))
+    stopping = asyncio.create_task(told["stop"].wait())
+    await asyncio.wait({working, stopping}, return_when=asyncio.FIRST_COMPLETED)
+    if working.done():
+        working.result()
+        await stopping
+    working.cancel()
+    await asyncio.wait({working}, timeout=10)
 
 
 async def _feed(peer: Peer, url: str, jobs: int, pipe: Pipe) -> None:

@@ -7,10 +7,10 @@ from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 
 import orjson
-from psycopg.types.json import set_json_dumps, set_json_loads
-
 from oban import Job, Oban, worker
 from oban.schema import install
+from psycopg.types.json import set_json_dumps, set_json_loads
+
 from peers import Enqueue, Go, Mode, Peer
 from peers.ran import ran
 

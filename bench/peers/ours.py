@@ -7,6 +7,7 @@ a heartbeat: claim what is next, complete it, until nothing is left.
 from __future__ import annotations
 
 import asyncio
+import logging
 from collections.abc import AsyncGenerator, Callable
 from contextlib import asynccontextmanager
 from datetime import datetime
@@ -28,8 +29,8 @@ from webhooks.observe import configure_logging
 from webhooks.settings import Settings
 from webhooks.worker import Worker
 
-WARNING = 30
 FIFTY = 50
+AT_ONCE = Settings.model_fields["concurrency"].default
 TABLE = """
 CREATE TABLE jobs (id bigint PRIMARY KEY, payload text NOT NULL, LIKE gated INCLUDING ALL) WITH (fillfactor = 80);
 CREATE INDEX jobs_waiting ON jobs (not_before, id) WHERE status = 'waiting';
@@ -45,7 +46,8 @@ FROM unnest(ARRAY['ada', 'bob', 'cyd', 'dan']) AS id;
 """
 FILL_ISSUES = """
 INSERT INTO issues (company_id, assigned_agent_id, title, created_at)
-SELECT 'acme', (ARRAY['ada', 'bob', 'cyd', 'dan'])[1 + n %% 4], 'issue ' || n, now() - interval '30 days' + n * interval '1 s'
+SELECT 'acme', (ARRAY['ada', 'bob', 'cyd', 'dan'])[1 + n %% 4], 'issue ' || n,
+    now() - interval '30 days' + n * interval '1 s'
 FROM generate_series(1, %(jobs)s) AS n
 """
 
@@ -68,7 +70,7 @@ def gate_of_jobs(concurrency: int | None = None, done: Callable[[int], None] = r
 
 @asynccontextmanager
 async def pool_on(url: str) -> AsyncGenerator[Pool]:
-    configure_logging(level=WARNING)
+    configure_logging(level=logging.ERROR)
     async with Pool.open(url, settings=Settings(database_url=url)) as pool:
         yield pool
 
@@ -188,6 +190,7 @@ async def enqueueing(url: str) -> AsyncGenerator[Enqueue]:
             bell.ring()
 
         yield enqueue
+        await asyncio.sleep(0.5)  # one NOTIFY stands for several rows, and the last of them waits for it
         await bell.stop()
 
 
@@ -236,7 +239,7 @@ known = Peer(
     enqueueing=None,
     settings={
         "single": "`claim` by key",
-        "default": "`Worker`, concurrency 4, told of the rows",
+        "default": f"`Worker`, concurrency {AT_ONCE}, told of the rows",
         "tuned": "`Worker`, concurrency 50, told of the rows",
         "pickup": "opened in the worker's process",
     },
@@ -251,7 +254,7 @@ queue = Peer(
     enqueueing=enqueueing,
     settings={
         "single": "`claim_next`",
-        "default": "`Worker`, concurrency 4",
+        "default": f"`Worker`, concurrency {AT_ONCE}",
         "tuned": "`Worker`, concurrency 50",
         "pickup": "opened in another process, which tells the worker's",
     },

@@ -23,7 +23,10 @@ from webhooks.db import Ready
 from webhooks.worker import Worker
 
 BACKLOG = 3000
-OPEN_JOBS = "INSERT INTO jobs (id, payload, status) SELECT n, 'job ' || n, 'waiting' FROM generate_series(%s::bigint, %s::bigint) AS n"
+OPEN_JOBS = """
+INSERT INTO jobs (id, payload, status)
+SELECT n, 'job ' || n, 'waiting' FROM generate_series(%s::bigint, %s::bigint) AS n
+"""
 OPEN_ISSUES = """
 INSERT INTO issues (company_id, assigned_agent_id, title)
 SELECT 'acme', 'ada', 'issue ' || n FROM generate_series(%s::bigint, %s::bigint) AS n
@@ -46,11 +49,13 @@ class Held:
         before: without a snapshot.
         meanwhile: while it was held.
         at_last: in the last quarter of that.
+        after: once it was let go.
     """
 
     before: float
     meanwhile: float
     at_last: float
+    after: float
 
 
 Work = Callable[["_Queue"], Awaitable[None]]
@@ -112,11 +117,12 @@ async def _measured(
                 await holder.set_isolation_level(psycopg.IsolationLevel.REPEATABLE_READ)
                 await holder.execute("SELECT count(*) FROM gated")
                 rates = [await _rate(queue, held_s / 4, tasks) for _ in range(4)]
+            after = await _rate(queue, before_s, tasks)
         finally:
             for task in tasks:
                 task.cancel()
             await asyncio.wait(tasks, timeout=10)
-    return Held(before, sum(rates) / 4, rates[-1])
+    return Held(before, sum(rates) / 4, rates[-1], after)
 
 
 async def _rate(queue: _Queue, seconds: float, tasks: list[asyncio.Future[None]]) -> float:

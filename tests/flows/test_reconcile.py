@@ -8,7 +8,7 @@ import json
 import signal
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
-from datetime import timedelta
+from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
@@ -217,6 +217,45 @@ async def test_serve_fetches_what_is_missing_by_itself(database_url: str, tmp_pa
             receiver.signal()
             assert receiver.ends() == 0
         assert {standin.log.guid_of(id) for id in standin.log.asked} <= {gone, later}
+
+
+async def test_what_only_the_history_of_a_story_has_is_accepted_and_applied(database_url: str, tmp_path: Path) -> None:
+    happened = datetime.now(UTC) - HOUR
+    entry = {
+        "id": "5f0c7a5e-0001",
+        "version": "v1",
+        "changed_at": happened.isoformat(),
+        "actions": [{"id": 7, "entity_type": "story", "action": "update", "name": "a story"}],
+        "references": [{"id": 1, "entity_type": "label", "name": "patch"}],
+    }
+
+    async def search(request: Asked) -> JSONResponse:
+        return JSONResponse([{"id": 7}], 201)
+
+    async def history(request: Asked) -> JSONResponse:
+        return JSONResponse([entry] if request.headers["shortcut-token"] == "invented" else {}, 200)
+
+    routes = [Route("/stories/search", search, methods=["POST"]), Route("/stories/7/history", history)]
+    async with served(Starlette(routes=routes)) as port:
+        given = {"SHORTCUT_API": f"http://127.0.0.1:{port}", "WEBHOOKS_SHORTCUT_TOKEN": "invented"}
+        with serving(tmp_path, database_url):
+            asking = ("reconcile", "shortcut", "--since", "6h")
+            variables = {"DATABASE_URL": database_url, **given}
+            looked = await asyncio.to_thread(webhooks, tmp_path, *asking, **variables)
+            assert looked.returncode == 3, looked.stderr
+            assert "1 entries of 1 stories since" in looked.stdout
+            assert "1 missing here\naccept them with --accept\n" in looked.stdout
+            assert stored(database_url) == {}
+
+            taken = await asyncio.to_thread(webhooks, tmp_path, *asking, "--accept", "--json", **variables)
+            assert taken.returncode == 0, taken.stderr
+            [told] = json.loads(taken.stdout)["entries"]
+            assert (told["id"], told["accepted"], told["events"]) == ("5f0c7a5e-0001", True, ["story.update"])
+            await until(lambda: stored(database_url) == {"5f0c7a5e-0001": "processed"})
+
+            again = await asyncio.to_thread(webhooks, tmp_path, *asking, "--accept", **variables)
+            assert again.returncode == 0, again.stderr
+            assert "1 here" in again.stdout
 
 
 def test_serve_refuses_a_schedule_with_nothing_to_do(database_url: str, tmp_path: Path) -> None:

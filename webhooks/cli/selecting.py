@@ -88,7 +88,7 @@ def selection(given: Mapping[str, Any]) -> Selection:
 
 def is_everything(given: Mapping[str, Any]) -> bool:
     """Say whether the options leave nothing out but by number."""
-    filters = ("ids", "source", "event", "disposition", "since", "until", "row", "where_json", "upto")
+    filters = ("ids", "source", "event", "disposition", "since", "until", "row", "where_json")
     return not any(given[name] for name in filters)
 
 

@@ -18,7 +18,7 @@ from webhooks.cli.trigger import RECEIVER
 from webhooks.cli.via import WAYS, Via, Way, check, run_via, until_undone
 from webhooks.db import ended
 from webhooks.deliveries import since
-from webhooks.errors import ConfigurationError
+from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.feed import NotAPlace, read_place
 from webhooks.hooks import Target
 from webhooks.loading import load_consumer
@@ -166,7 +166,10 @@ def tunnel(
         on_error=cast("OnError", on_error),
         resign=resign,
     )
-    run(until_stopped(_follow(wanted, settings, _known(app, needed=resign))))
+    try:
+        run(until_stopped(_follow(wanted, settings, _known(app, needed=resign))))
+    except WebhooksError as error:  # in which the other side's words may be
+        raise click.ClickException(printable(str(error))) from error
 
 
 def check_target(to: str, allow_remote: bool) -> None:

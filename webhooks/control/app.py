@@ -58,7 +58,6 @@ class Control:
             Route("/metrics", self.metrics),
             Route("/api/openapi.json", self.description),
             *(operation.route() for operation in self.operations()),
-            *self.feed.routes(),
             *self._consumer.routes,
         ]
         allowed = {*hosts, *settings.control_host_names}
@@ -81,6 +80,7 @@ class Control:
             ),
             *Inbox(self._process).operations(),
             *Decisions(self._process, self._consumer).operations(),
+            *self.feed.operations(),
         ]
 
     async def description(self, request: Request) -> Response:

@@ -20,16 +20,18 @@ from functools import partial
 from typing import Literal
 
 import psycopg
+from pydantic import BaseModel, ConfigDict, Field
 from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
-from starlette.routing import Route
 
 from webhooks import deliveries, feed
 from webhooks.consumer import Consumer
+from webhooks.control.answers import Answer
 from webhooks.control.ask import Asker
 from webhooks.control.frames import KEEP_ALIVE, event, lag, time_of, written
+from webhooks.control.operations import Operation, read_query
 from webhooks.control.watch import Watch
 from webhooks.db import ended, finished
 from webhooks.errors import Unavailable
@@ -43,6 +45,31 @@ WITHIN_S = 30.0
 LIMIT = "SET LOCAL statement_timeout = '30s'"
 
 After = Place | datetime | timedelta | Literal["now", "all"]
+
+
+class FeedQuery(BaseModel):
+    """What to follow, and from where."""
+
+    model_config = ConfigDict(extra="forbid")
+
+    source: list[str] = Field(default_factory=list[str], description="only of these; of all where none is named")
+    after: str = Field(default="now", description="a cursor of the feed, `now`, `all`, `2h`, or a time in ISO 8601")
+
+
+class FeedLag(Answer):
+    """What is held back, because a transaction stays open somewhere on the database server."""
+
+    held_back: int
+    seconds: float
+
+
+class FeedWaiting(Answer):
+    """What lies between a place and the end of the feed; 100,000 deliveries are counted at most."""
+
+    sources: list[str]
+    waiting: int
+    waiting_since: datetime | None
+    lag: FeedLag
 
 
 class Feed:
@@ -61,8 +88,23 @@ class Feed:
         self._keep_alive_s = keep_alive_s
         self._stopping = asyncio.Event()
 
-    def routes(self) -> list[Route]:
-        return [Route("/api/feed", self.follow), Route("/api/feed/waiting", self.waiting)]
+    def operations(self) -> list[Operation]:
+        return [
+            Operation(
+                path="/api/feed",
+                endpoint=self.follow,
+                summary="Follow what is received, as server-sent events",
+                query=FeedQuery,
+                answers={200: "text/event-stream"},
+            ),
+            Operation(
+                path="/api/feed/waiting",
+                endpoint=self.waiting,
+                summary="Count what a follower would be given at once",
+                query=FeedQuery,
+                answers={200: FeedWaiting},
+            ),
+        ]
 
     def look(self) -> None:
         """Say that something was accepted in this process."""
@@ -94,15 +136,13 @@ class Feed:
         Raises:
             HTTPException: it cannot be read, names a source that there is not, or a place of another database.
         """
-        query = request.query_params
-        if unknown := sorted(set(query) - {"source", "after"}):
-            raise HTTPException(400, f"unknown parameter: {', '.join(unknown)}")
-        sources = frozenset(query.getlist("source"))
+        query = read_query(request, FeedQuery)
+        sources = frozenset(query.source)
         if missing := sorted(sources - set(self._sources)):
             there = ", ".join(self._sources) or "none"
             raise HTTPException(404, f"there is no source {', '.join(missing)}; there are: {there}")
         try:
-            after = _after(request.headers.get("last-event-id") or query.get("after", "now"))
+            after = _after(request.headers.get("last-event-id") or query.after)
             return await self._asker.ask(partial(feed.located, after=after)), sources
         except NotAPlace as error:
             raise HTTPException(409, str(error)) from None

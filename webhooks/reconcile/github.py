@@ -80,18 +80,17 @@ async def compare(
     now = datetime.fromtimestamp(clock.now(), UTC)
     back_to = since if isinstance(since, datetime) else now - since
     attempts: list[Attempt] = []
-    whole = False
     async with aclosing(pages(client, hook, back_to, clock=clock)) as log:
         async for page in log:
-            attempts += page.attempts
-            whole = page.last
+            attempts += page
             tell("reading GitHub's delivery log", len(attempts), None)
     begins_at = min((attempt.delivered_at for attempt in attempts), default=now)
     recent = [attempt for attempt in attempts if attempt.delivered_at >= back_to]
     # Only now: what the log holds has been answered, so it is in the inbox by now if it ever was to be.
     here = await copies_here(begin, source, hook, list(dict.fromkeys(attempt.guid for attempt in recent)))
     lines = compared(recent, here, now - kept_for)
-    return Comparison(hook, source, back_to, begins_at if whole and begins_at > back_to else None, lines)
+    # Reading ends before `back_to` only where the log does.
+    return Comparison(hook, source, back_to, begins_at if begins_at > back_to else None, lines)
 
 
 async def copies_here(begin: Begin, source: Source, hook: Hook, guids: Sequence[str]) -> dict[str, Copy]:

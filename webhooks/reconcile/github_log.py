@@ -120,21 +120,8 @@ async def _id_of_app_hook(client: ProviderClient, clock: Clock) -> int | None:
     return int(number)
 
 
-@dataclass(frozen=True, slots=True)
-class Page:
-    """A page of the log.
-
-    Args:
-        attempts: the newest first.
-        last: whether the log ends with it, so that nothing older is known to GitHub.
-    """
-
-    attempts: list[Attempt]
-    last: bool
-
-
-async def pages(client: ProviderClient, hook: Hook, since: datetime, *, clock: Clock) -> AsyncGenerator[Page]:
-    """Read the log, the newest first, until a page is wholly older than `since`.
+async def pages(client: ProviderClient, hook: Hook, since: datetime, *, clock: Clock) -> AsyncGenerator[list[Attempt]]:
+    """Read the log, the newest first, until it ends or a page is wholly older than `since`.
 
     Raises:
         ProviderError: GitHub refused or did not answer.
@@ -148,7 +135,7 @@ async def pages(client: ProviderClient, hook: Hook, since: datetime, *, clock: C
         # A page that leads to itself would be read for ever.
         last = not following or following in seen
         seen.add(following)
-        yield Page(attempts, last)
+        yield attempts
         # Wholly: the order is that of the attempts' ids, which is nearly that of their times.
         if last or (attempts and max(attempt.delivered_at for attempt in attempts) < since):
             return

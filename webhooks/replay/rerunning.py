@@ -32,7 +32,7 @@ LONGEST_KEY = 200
 # Never one that is being applied, and never one that was split: its events are deliveries of their own.
 AGAIN = compose(
     "WITH ended AS MATERIALIZED (\n"
-    "    SELECT d.id, d.visit FROM {deliveries} AS d\n"
+    "    SELECT d.id FROM {deliveries} AS d\n"
     "    WHERE d.id = ANY(%(ids)s) AND d.status IN ('processed', 'ignored', 'dead')\n"
     "        AND NOT EXISTS (SELECT 1 FROM {deliveries} AS e WHERE e.parent = d.id)\n"
     "    ORDER BY d.id FOR NO KEY UPDATE OF d SKIP LOCKED\n"
@@ -40,8 +40,7 @@ AGAIN = compose(
     "    UPDATE {deliveries} AS t SET status = 'received', claimed_from = NULL, visit = %(visit)s, attempt_count = 0,\n"
     "        max_attempts = %(max_attempts)s, not_before = statement_timestamp(), last_error = NULL, reason = NULL,\n"
     "        parked_on = NULL, parked_since = NULL\n"
-    "    FROM ended WHERE t.id = ended.id AND t.visit = ended.visit AND t.status IN ('processed', 'ignored', 'dead')\n"
-    "    RETURNING t.id\n"
+    "    FROM ended WHERE t.id = ended.id RETURNING t.id\n"
     "), decided AS (\n"
     "    INSERT INTO {decisions} (table_name, key, decision, decided_by, reason)\n"
     "    SELECT 'deliveries', id::text, 'replay', %(decided_by)s, %(reason)s FROM back\n"
@@ -54,7 +53,7 @@ DUE = compose(
     "    ORDER BY id FOR NO KEY UPDATE SKIP LOCKED\n"
     ")\n"
     "UPDATE {deliveries} AS t SET not_before = least(t.not_before, statement_timestamp())\n"
-    "FROM waiting WHERE t.id = waiting.id AND t.status = 'received' RETURNING t.id"
+    "FROM waiting WHERE t.id = waiting.id RETURNING t.id"
 )
 # The number of the newest copy, and not less than how many there are: a long key is a digest and shows none.
 COPIES = compose(

@@ -30,7 +30,11 @@ class BoundedProtocol(HttpToolsProtocol):
     def data_received(self, data: bytes) -> None:
         self._others += len(data)
         super().data_received(data)
-        if self._others > MOST_HEAD_BYTES + MOST_FRAMING * self._body and not self.transport.is_closing():
+        if self._others > MOST_HEAD_BYTES and self._others > MOST_HEAD_BYTES + MOST_FRAMING * self._body:
+            self._refuse()
+
+    def _refuse(self) -> None:
+        if not self.transport.is_closing():
             self.send_400_response("Too much besides the body.")
 
     def on_message_begin(self) -> None:

@@ -20,6 +20,8 @@ from pathlib import Path
 from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.sources.reading import mapping
 
+WRITE_EVERY_S = 0.1
+
 if sys.platform != "win32":
     import fcntl
 
@@ -83,6 +85,8 @@ class Bookmark:
                 await asyncio.to_thread(self.write)
             except OSError as error:
                 self._failure = error
+            # The receiver's database waits for the same disk.
+            await asyncio.sleep(WRITE_EVERY_S)
 
     def write(self) -> None:
         """Write the newest cursor, so that the file is whole at every moment.

@@ -93,7 +93,7 @@ async def exposed(
     # A receiver that is not there is the commonest mistake: known before anything is opened.
     await reached(local, local, source, secret, within_s=0)
     async with running(program, public=public) as started:
-        probing = asyncio.create_task(reached(started.url, local, source, secret), name="probe")
+        probing = asyncio.create_task(_probed(program.settle_s, started.url, local, source, secret), name="probe")
         try:
             await asyncio.wait({probing, started.ended}, return_when=asyncio.FIRST_COMPLETED)
             if not probing.done():
@@ -102,6 +102,11 @@ async def exposed(
         finally:
             await ended([probing])
         yield started
+
+
+async def _probed(settle_s: float, public: str, local: str, source: Source, secret: str) -> None:
+    await asyncio.sleep(settle_s)
+    await reached(public, local, source, secret)
 
 
 @asynccontextmanager

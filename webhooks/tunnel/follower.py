@@ -132,6 +132,8 @@ class Follower:
             said = f"answers with {kind or 'something'} and not with a feed: is it the address of a control plane?"
         else:
             said = f"answers {status}" + (f": {error}" if ours else "")
+        if status == 404 and "no source" not in said:
+            said += "; is it the address of a control plane, and not that of a receiver?"
         if status == 401:
             said += "; the token is that of WEBHOOKS_TUNNEL_TOKEN, or --token"
         # Once it has worked, somebody else who answers in between (a proxy, a hotel's login page) will go away again.

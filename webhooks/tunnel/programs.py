@@ -48,6 +48,8 @@ class Program:
         address: finds the public address in a line that it says; None where the line has none.
         get_it: how to get it, for a person who has not.
         hint: what to look at when it does not work.
+        settle_s: how long to leave its address alone at first. A resolver that is asked for a name too early remembers
+            for minutes that there is none.
     """
 
     name: str
@@ -55,6 +57,7 @@ class Program:
     address: Callable[[str], str | None]
     get_it: str
     hint: str
+    settle_s: float = 0.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,6 +87,7 @@ def cloudflared(local: str) -> Program:
         "get it at https://developers.cloudflare.com/cloudflare-one/connections/connect-networks/downloads/ "
         "(brew install cloudflared); it needs no account",
         "it needs an outgoing connection to port 7844",
+        settle_s=3.0,
     )
 
 

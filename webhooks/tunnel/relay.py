@@ -16,7 +16,7 @@ from webhooks.errors import ConfigurationError
 from webhooks.sending import Answer, resigned, send
 from webhooks.sources import Source
 
-FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 10.0
+FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 2.0
 
 Sleep = Callable[[float], Awaitable[None]]
 Tell = Callable[[str], None]
