@@ -56,10 +56,12 @@ async def deployed(
         control.feed = Feed(running.pool, consumer, keep_alive_s=keep_alive_s)
         try:
             async with served(control.app()) as port:
-                yield Deployed(running, control, port)
-                await control.feed.stop()
+                try:
+                    yield Deployed(running, control, port)
+                finally:
+                    control.feed.stop()
         finally:
-            await control.feed.stop()
+            await control.feed.close()
             await asker.close()
 
 

@@ -471,7 +471,7 @@ async def test_a_follower_that_does_not_read_holds_up_neither_others_nor_the_sto
         async with following(here.url) as events:
             await deliveries(events, 64)
         started = time.monotonic()
-        await here.control.feed.stop()
+        here.control.feed.stop()
         assert time.monotonic() - started < 2
         writer.transport.abort()
 
@@ -611,7 +611,7 @@ async def test_stopping_ends_every_response_in_order(here: Deployed) -> None:
     async with following(here.url) as one, following(here.url, "after=now") as other:
         await anext(one)
         await anext(other)
-        await here.control.feed.stop()
+        here.control.feed.stop()
         async with asyncio.timeout(2):
             assert [event async for event in one] == []
             assert [event async for event in other] == []

@@ -186,7 +186,8 @@ def _header(evidence: Evidence) -> Iterator[str]:
         if hub.startswith(_HUB.prefix):
             yield "X-Hub-Signature with SHA-256 is how Jira and Bitbucket sign; a GitHub source does not accept it"
             return
-        known = " (it is right, so the secret is the same here and there)" if _tried(evidence, _SHA1) else ""
+        right = _fits(_SHA1, headers, evidence.body or b"", evidence.secrets)
+        known = " (it is right, so the secret is the same here and there)" if right else ""
         yield (
             f"SHA-1 only (X-Hub-Signature){known}: set the hook's secret anew, so that X-Hub-Signature-256 is sent; an "
             "old GitHub Enterprise Server has to be updated"
@@ -197,10 +198,6 @@ def _header(evidence: Evidence) -> Iterator[str]:
             f"no signature came{from_github}: set a secret for the hook at the provider, or see whether a proxy drops "
             f"the header {named(recipe.header)}"
         )
-
-
-def _tried(evidence: Evidence, recipe: Recipe) -> bool:
-    return _fits(recipe, evidence.headers, evidence.body or b"", evidence.secrets)
 
 
 class _Trial(NamedTuple):

@@ -124,7 +124,7 @@ class Settings(BaseSettings):
         validation_alias="WEBHOOKS_UNVERIFIED_MIB",
         ge=1,
         le=65_536,
-        description="Memory, in MiB, for all bodies that are being read and not yet verified; past it, long ones get 503.",
+        description="Memory, in MiB, for all bodies being read and not yet verified; past it, long ones get 503.",
     )
     rejections_kept: int = Field(
         default=1000,

@@ -37,7 +37,7 @@ class Control:
         consumer: whose gates are counted, and whose `routes` are served beside ours.
 
     Attributes:
-        feed: to be told of accepts, and to be stopped before the server is.
+        feed: to be told of accepts, stopped before the server is, and closed after it.
     """
 
     def __init__(self, process: Process, consumer: Consumer) -> None:

@@ -110,9 +110,12 @@ class Feed:
         """Say that something was accepted in this process."""
         self._watch.look()
 
-    async def stop(self) -> None:
-        """End every response: a server does not stop while one of its responses goes on."""
+    def stop(self) -> None:
+        """End every response, before the server is stopped: it waits for them, and they have no end of their own."""
         self._stopping.set()
+
+    async def close(self) -> None:
+        """Leave the database, when no response can ask it any more."""
         await self._watch.stop()
         await self._asker.close()
 

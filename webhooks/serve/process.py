@@ -186,8 +186,9 @@ async def _start(
         stack.push_async_callback(asker.close)
         control = Control(Process(asker, settings, worker, accepter), consumer)
         app = control.app([options.control_host])
+        stack.push_async_callback(control.feed.close)
         watched.append(await stack.enter_async_context(serving(app, control_socket, "control plane")))
-        stack.push_async_callback(control.feed.stop)  # the server waits for its responses, and a follower's has no end
+        stack.callback(control.feed.stop)
     if accepter is not None:
         await accepter.start()
         stack.push_async_callback(accepter.stop)
