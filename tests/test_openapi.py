@@ -3,14 +3,18 @@
 from __future__ import annotations
 
 import json
+import time
 from typing import Any
 
 import httpx
+import pytest
 import shop
-from consumers import stack
+from consumers import SECRET, Stack, digest, stack, stories
 from jsonschema import Draft202012Validator, FormatChecker
 from openapi_spec_validator import validate
 from test_control import after_some_work, asking
+
+from webhooks.rejections import Rejection, store
 
 
 class Description:
@@ -46,6 +50,27 @@ class Description:
         return answer.json()
 
 
+async def refused(running: Stack) -> None:
+    """Two requests that were refused, of which one is right by the secret in force."""
+    body = stories(9)
+    now = time.time()
+    rejections = [
+        Rejection(
+            source="shortcut",
+            cause="bad_signature",
+            headers=(("payload-signature", digest(body, secret)),),
+            body=sent,
+            body_bytes=len(sent),
+            body_sha256=b"x",
+            received_at=now,
+            last_at=now,
+        )
+        for secret, sent in ((SECRET, body), ("another secret", b"\xff"))
+    ]
+    async with running.pool.transaction() as tx:
+        await store(tx, rejections)
+
+
 async def test_the_description_is_valid_openapi_and_names_each_operation_once(database_url: str) -> None:
     async with stack(database_url, shop.consumer, work=False) as running, asking(running, shop.consumer) as client:
         document = (await client.get("/api/openapi.json")).json()
@@ -54,7 +79,8 @@ async def test_the_description_is_valid_openapi_and_names_each_operation_once(da
     assert len({operation["operationId"] for operation in operations}) == len(operations)
 
 
-async def test_every_answer_is_as_described(database_url: str) -> None:
+async def test_every_answer_is_as_described(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBHOOKS_SECRET_SHORTCUT", SECRET)
     async with after_some_work(database_url) as (running, client):
         await running.sql(
             "INSERT INTO attempts (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at, ended_at,"
@@ -86,4 +112,18 @@ async def test_every_answer_is_as_described(database_url: str) -> None:
         await told.holds("POST", "/api/retry", "/api/retry", 200, asked)
         await told.holds("POST", "/api/retry", "/api/retry", 409, asked)
         await told.holds("POST", "/api/resolve", "/api/resolve", 200, {**asked, "row": "deliveries:3", "to": "ignored"})
+        await refused(running)
+        rejected = (await told.holds("GET", "/api/rejections", "/api/rejections", 200))["rejections"]
+        for row in rejected:
+            await told.holds("GET", "/api/rejections/{id}", f"/api/rejections/{row['id']}", 200)
+        await told.holds("GET", "/api/rejections/{id}", "/api/rejections/999", 404)
+        kinds = (await told.holds("GET", "/api/rejections/kinds", "/api/rejections/kinds?since=1h", 200))["kinds"]
+        assert kinds
+        assert all(kind["hints"] for kind in kinds)
+        again = "/api/rejections/reverify"
+        dry = await told.holds("POST", again, again, 200, {})
+        done = await told.holds("POST", again, again, 200, {"yes": True, "source": "shortcut"})
+        assert [one["outcome"] for one in dry["rejections"]] == [one["outcome"] for one in done["rejections"]]
+        assert {one["outcome"] for one in done["rejections"]} == {"accepted", "refused"}
+        await told.holds("POST", again, again, 400, {"ids": "all"})
         told.nothing_is_left_out()

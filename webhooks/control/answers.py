@@ -8,6 +8,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, JsonValue
 
 from webhooks.deliveries import Disposition
+from webhooks.reverify import Outcome
 
 
 class Answer(BaseModel):
@@ -173,3 +174,70 @@ class Decided(Answer):
 
     row: str
     status: str
+
+
+class RejectionLine(Answer):
+    """A refused request in a list."""
+
+    id: int
+    source: str
+    cause: str
+    body_bytes: int
+    received_at: datetime
+    last_at: datetime
+    times: int
+    delivery: int | None
+    accepted_at: datetime | None
+
+
+class Rejections(Answer):
+    """Refused requests, the newest first."""
+
+    rejections: list[RejectionLine]
+
+
+class Rejection(RejectionLine):
+    """A refused request with what was kept of it, and what can be said about why. Its body is text or `body_base64`."""
+
+    headers: list[tuple[str, str]]
+    body: str | None = None
+    body_base64: str | None = None
+    body_sha256: str | None
+    hints: list[str]
+
+
+class RejectionKind(Answer):
+    """What was refused of one source for one cause, with hints worked out from an example."""
+
+    source: str
+    cause: str
+    kept: int
+    times: int
+    accepted: int
+    last_at: datetime
+    example: int
+    hints: list[str]
+
+
+class RejectionKinds(Answer):
+    """What was refused, by source and cause."""
+
+    kinds: list[RejectionKind]
+
+
+class Verdict(Answer):
+    """What became, or would become, of one."""
+
+    id: int
+    source: str
+    cause: str
+    outcome: Outcome
+    delivery: int | None
+    told: str
+
+
+class Reverified(Answer):
+    """What became of requests that were verified again; `dry`: nothing was done."""
+
+    dry: bool
+    rejections: list[Verdict]

@@ -24,6 +24,7 @@ from webhooks.control.health import OK, Process, checks
 from webhooks.control.inbox import Inbox
 from webhooks.control.metrics import show
 from webhooks.control.operations import Operation, openapi
+from webhooks.control.rejections import Rejections
 from webhooks.db import Transaction
 from webhooks.errors import Unavailable
 from webhooks.status import PhaseStatus, as_json, status
@@ -80,6 +81,7 @@ class Control:
             ),
             *Inbox(self._process).operations(),
             *Decisions(self._process, self._consumer).operations(),
+            *Rejections(self._process, self._consumer).operations(),
             *self.feed.operations(),
         ]
 

@@ -38,12 +38,14 @@ class JsonFilter:
     Args:
         text: `$.path=value`, or `$.path`.
         path: the path in it.
-        value: what is sought, as text; a JSON value that reads so counts as well.
+        value: what is sought, as text.
+        values: the JSON value that is written so, which counts as well; empty where it is none.
     """
 
     text: str
     path: JSONPath
     value: str | None
+    values: tuple[Any, ...] = ()
 
     @classmethod
     def read(cls, text: str) -> JsonFilter:
@@ -55,7 +57,7 @@ class JsonFilter:
         cut = text.find("=")
         while cut > 0:
             try:
-                return cls(text, compiled(text[:cut].strip()), text[cut + 1 :])
+                return cls(text, compiled(text[:cut].strip()), text[cut + 1 :], _values(text[cut + 1 :]))
             except ConfigurationError:
                 cut = text.find("=", cut + 1)
         return cls(text, compiled(text.strip()), None)
@@ -63,17 +65,19 @@ class JsonFilter:
     def passes(self, body: Any) -> bool:
         """Say whether a parsed body passes."""
         try:
-            return any(self.value is None or _is(node.obj, self.value) for node in self.path.finditer(body))
+            return any(self.value is None or self._is(node.obj) for node in self.path.finditer(body))
         except (JSONPathError, RecursionError):  # nested past looking through
             return False
 
+    def _is(self, found: Any) -> bool:
+        if isinstance(found, str) and found == self.value:
+            return True
+        # 1 is not true, but it is 1.0.
+        return any(isinstance(found, bool) == isinstance(value, bool) and found == value for value in self.values)
 
-def _is(found: Any, sought: str) -> bool:
-    if isinstance(found, str) and found == sought:
-        return True
+
+def _values(text: str) -> tuple[Any, ...]:
     try:
-        value = json.loads(sought)
+        return (json.loads(text),)
     except (ValueError, RecursionError):
-        return False
-    # 1 is not true, but it is 1.0.
-    return isinstance(found, bool) == isinstance(value, bool) and bool(found == value)
+        return ()
