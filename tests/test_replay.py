@@ -10,9 +10,10 @@ from datetime import UTC, datetime, timedelta
 from typing import Any
 
 import pytest
-from consumers import SECRET, Stack, arrival, arrived, from_github, from_shortcut, quick, stack, stories
+from consumers import SECRET, Stack, arrival, arrived, from_github, from_shortcut, quick, served, stack, stories
 from gates import elsewhere, sql, until
 from replays import Applied, ended, github, prune, pushed, row_of, settled, split
+from wire import pool_over_a_wire
 
 from webhooks import Pool, StandardWebhooks
 from webhooks.captures import Capture
@@ -30,6 +31,8 @@ from webhooks.replay import (
     arrivals,
     imported,
     planned,
+    sent,
+    stored,
     weighed,
 )
 from webhooks.replay.pump import Halt, pump
@@ -188,27 +191,24 @@ async def test_batches_follow_each_other_and_a_stop_between_them_says_where(
 
 
 async def test_a_database_that_goes_away_ends_it_and_the_report_says_how_far_it_came(
-    pool: Pool, monkeypatch: pytest.MonkeyPatch, database_url: str
+    database_url: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     monkeypatch.setattr("webhooks.replay.rerunning.AT_ONCE", 1)
-    several = await github(pool, *[pushed()] * 3)
-    for id in several:
-        await ended(pool, id, "processed", event="push")
-    async with pool.transaction() as tx:
-        scope = await chosen(tx, Selection(), "run")
+    async with pool_over_a_wire(database_url) as (pool, wire):
+        several = await github(pool, *[pushed()] * 3)
+        for id in several:
+            await ended(pool, id, "processed", event="push")
+        async with pool.transaction() as tx:
+            scope = await chosen(tx, Selection(), "run")
 
-    async with await elsewhere(database_url) as other:
-        begun = asyncio.Event()
-        task = asyncio.create_task(
-            again(pool, {}, scope, Again(decided_by=WHO), Limits(rate=0.5), lambda _: begun.set())
-        )
-        await begun.wait()
-        await other.execute("ALTER TABLE deliveries RENAME TO elsewhere")
-        await other.execute("CREATE VIEW deliveries AS SELECT *, pg_terminate_backend(pg_backend_pid()) FROM elsewhere")
-        report = await asyncio.wait_for(task, 60)
+        def cut(_: Report) -> None:
+            wire.at("WITH ended AS", "cut before")
 
-    assert (report.total, report.after) == (1, several[0])
-    assert (report.stopped or "").startswith("the database does not answer: ")
+        report = await again(pool, {}, scope, Again(decided_by=WHO), Limits(), cut)
+
+        assert (report.total, report.after) == (1, several[0])
+        assert (report.stopped or "").startswith("the database does not answer: ")
+        assert [(await row_of(pool, id))["status"] for id in several] == ["received", "processed", "processed"]
 
 
 async def test_a_rate_is_kept_by_batches_as_by_single_ones(pool: Pool) -> None:
@@ -591,6 +591,49 @@ async def test_the_worker_of_another_process_applies_what_came_out_of_a_file(dat
         found = arrivals(of(capture(request.body, request.headers, source="github")), at)
         await imported(other, applied.consumer(), found, at, Limits())
         await until(lambda: len(applied.deliveries) == 1, within_s=20)
+
+
+# ---- to a receiver
+
+
+async def test_a_signed_time_is_stale_at_a_receiver_until_it_is_signed_anew_and_the_id_stays(database_url: str) -> None:
+    source = StandardWebhooks("shop")
+    secret = new_secret(source.recipe)
+    yesterday = time.time() - 86_400
+    body = b'{"type": "order.paid"}\r\n'
+    headers = (("content-type", "application/json"), *sign(source.recipe, body, secret, now=yesterday, id="msg_1"))
+    consumer = Applied().consumer()
+    clock = [yesterday]
+    async with stack(database_url, consumer, secrets={"shop": [secret]}, work=False, now=lambda: clock[0]) as running:
+        assert (await running.client.post("/webhooks/shop", headers=list(headers), content=body)).status_code == 202
+        clock[0] = time.time()
+        async with running.pool.transaction() as tx:
+            scope = await chosen(tx, Selection(), "original")
+        async with served(running.receiver) as port:
+            base = f"http://127.0.0.1:{port}"
+            reports: list[Report] = []
+            for resign in (False, True):
+                at = Desk(sources=consumer.sources, secrets={"shop": [secret]}, resign=resign)
+                reports.append(await sent(base, stored(running.pool, scope, at), Limits()))
+        [row] = await running.deliveries()
+
+    assert (reports[0].counts, reports[0].causes) == ({"refused": 1}, {"stale_timestamp": 1})
+    assert (reports[1].counts, reports[1].signed) == ({"duplicate": 1}, 1)
+    assert row["dedup_key"] == "msg_1"
+
+
+def test_the_first_secret_that_can_sign_does() -> None:
+    source = StandardWebhooks("shop")
+    secret = new_secret(source.recipe)
+    at = Desk(sources={"shop": source}, secrets={"shop": ["whpk_" + "A" * 43 + "=", secret]})
+
+    signed = at.signed(Arrival(place=1, source="shop", body=b"{}"))
+
+    source.verify(signed.headers, b"{}", [secret], time.time())
+    with pytest.raises(ConfigurationError, match="no secret to sign with for shop: set WEBHOOKS_SECRET_SHOP"):
+        Desk(sources={"shop": source}, secrets={"shop": ["whpk_" + "A" * 43 + "="]}).signed(
+            Arrival(place=1, source="shop", body=b"{}")
+        )
 
 
 # ---- order, limits, stopping

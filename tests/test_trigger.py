@@ -389,6 +389,28 @@ async def test_chunks_that_cut_characters_are_accepted_byte_for_byte(
     assert rows[1]["body"] == file.read_bytes()
 
 
+async def test_a_chunked_delivery_announces_no_length(monkeypatch: pytest.MonkeyPatch) -> None:
+    sent: list[dict[str, str]] = []
+
+    async def remembers(scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] == "http":
+            sent.append({name.decode(): value.decode() for name, value in scope["headers"]})
+            while (await receive()).get("more_body"):
+                pass
+            await send({"type": "http.response.start", "status": 202, "headers": []})
+            await send({"type": "http.response.body", "body": b"fine"})
+
+    monkeypatch.setenv("WEBHOOKS_APP", "test_trigger:consumer")
+    monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB", SECRET)
+    async with served(remembers) as port:
+        for bad in ((), ("--bad", "chunked")):
+            await ran("github", "push", *bad, "--url", f"http://127.0.0.1:{port}")
+    whole, chunked = sent
+    assert "content-length" in whole
+    assert chunked["transfer-encoding"] == "chunked"
+    assert "content-length" not in chunked
+
+
 def test_a_body_is_cut_at_every_byte_of_a_long_character() -> None:
     body = "a😊bé".encode()
     assert pieces(body) == [b"a", *(bytes([byte]) for byte in "😊".encode()), b"b", b"\xc3", b"\xa9"]

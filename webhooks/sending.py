@@ -7,10 +7,11 @@ import hashlib
 import ipaddress
 import json
 import time
+from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
-from typing import Any, Literal, get_args
+from typing import Any, Literal
 from urllib.parse import quote, urlsplit
 
 import httpx
@@ -27,7 +28,13 @@ Outcome = Literal["accepted", "duplicate", "rearmed", "answered", "refused", "un
 `accepted`, `duplicate`, `rearmed` and `answered` are the receiver's own words; `refused`: it does not want this one;
 `unavailable`: try again later; `failed`: it could not be sent, and trying again is of no use.
 """
-_SAID: frozenset[str] = frozenset(get_args(Outcome)[:4])
+# What our own receivers say of a delivery that they have.
+_WORDS: Mapping[str, Outcome] = {
+    "accepted": "accepted",
+    "duplicate": "duplicate",
+    "rearmed": "rearmed",
+    "answered": "answered",
+}
 
 WITHIN_S = 120.0
 CONNECT_WITHIN_S = 10.0
@@ -198,9 +205,8 @@ def _json(content: bytes) -> dict[str, Any]:
 
 
 def _word(status: object) -> Outcome:
-    """Return the outcome that our own receivers name; whoever else answers with a 2xx has taken the delivery."""
-    words: dict[str, Outcome] = {word: word for word in get_args(Outcome) if word in _SAID}
-    return words.get(status, "accepted") if isinstance(status, str) else "accepted"
+    """Return the outcome that a receiver names; whoever answers with a 2xx and names none has taken the delivery."""
+    return _WORDS.get(status, "accepted") if isinstance(status, str) else "accepted"
 
 
 def _cause(found: dict[str, Any], content: bytes, status: int) -> str:

@@ -147,10 +147,10 @@ def _end(report: Report, wanted: Wanted) -> None:
     if report.causes.get("bad_signature") and not wanted.resign:
         click.echo("signed with another secret than the receiver's: --resign signs anew, with the one here", err=True)
     if report.stopped is not None:
-        upto = f" --up-to {report.upto}" if report.upto is not None else ""
-        click.echo(
-            printable(f"{report.stopped}; go on with the same command and --after {report.after}{upto}"), err=True
-        )
+        go_on = f"--after {report.after}" + (f" --up-to {report.upto}" if report.upto is not None else "")
+        if wanted.selection.limit is not None:
+            go_on += f" --limit {max(wanted.selection.limit - report.total, 1)}"
+        click.echo(printable(f"{report.stopped}; go on with the same command and {go_on}"), err=True)
     if report.stopped == INTERRUPTED:
         raise click.exceptions.Exit(130)
     if not report.well:

@@ -9,10 +9,10 @@ from webhooks.bell import Bell
 from webhooks.consumer import Consumer
 from webhooks.errors import Refused, Unavailable
 from webhooks.pool import Pool
-from webhooks.replay.rerunning import tell
 from webhooks.replay.arriving import Arrival, Desk
 from webhooks.replay.pump import Halt, pump
 from webhooks.replay.report import Limits, Progress, Report, Tally, unheard
+from webhooks.replay.rerunning import tell
 
 MOST_TRIES = 5
 FIRST_WAIT_S = 0.5

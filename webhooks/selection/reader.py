@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections import Counter
 from collections.abc import AsyncGenerator, Iterator, Mapping, Sequence
 from dataclasses import dataclass, replace
 from datetime import datetime
@@ -148,11 +147,6 @@ async def counted(connection: Connection, scope: Scope) -> list[Group]:
         # Planned for these very filters: a plan for any would have to leave the indexes of a status or a row aside.
         rows = await (await connection.execute(COUNT[scope.unit], params, prepare=False)).fetchall()
     return [Group(**row) for row in rows]
-
-
-def grouped(counts: Counter[tuple[str, str | None, Disposition, bool]]) -> list[Group]:
-    """Return what was counted one by one, the most frequent first."""
-    return [Group(*alike, count) for alike, count in counts.most_common()]
 
 
 async def _batch(connection: Connection, scope: Scope, after: int, limit: int) -> list[Found]:

@@ -200,18 +200,20 @@ async def test_an_interrupted_import_goes_on_at_its_place(tmp_path: Path, databa
         await ran(tmp_path, database_url, "export", "--output", str(file))
         arguments = ("replay", "--file", str(file), "--yes", "--concurrency", "1")
         variables = {"DATABASE_URL": other_url, **VARIABLES}
-        with started(tmp_path, *arguments, "--rate", "5", name="replay", **variables) as process:
+        with started(tmp_path, *arguments, "--limit", "9", "--rate", "5", name="replay", **variables) as process:
             await until(lambda: arrived(second, 3), 60)
             process.signal(signal.SIGINT)
             assert await asyncio.to_thread(process.ends, 60) == 130
-        place = int(process.log.rpartition("--after ")[2])
-        assert len(await second.deliveries()) == place < 10
+        go_on = process.log.rpartition("command and ")[2].split()
+        place = int(go_on[1])
+        assert go_on == ["--after", str(place), "--limit", str(9 - place)]
+        assert len(await second.deliveries()) == place < 9
 
-        done = await ran(tmp_path, other_url, *arguments, "--after", str(place), "--json")
-        assert json.loads(done.stdout)["report"]["counts"] == {"accepted": 10 - place}
+        done = await ran(tmp_path, other_url, *arguments, "--limit", "9", *go_on, "--json")
+        assert json.loads(done.stdout)["report"]["counts"] == {"accepted": 9 - place}
 
 
-async def test_a_receiver_that_goes_away_ends_the_replay_and_nothing_is_missing_after_going_on(
+async def test_a_receiver_that_is_away_ends_the_replay_and_the_place_to_go_on_from_is_before_it(
     tmp_path: Path, database_url: str, other_url: str
 ) -> None:
     async with stack(other_url, Applied().consumer(), work=False) as second:
