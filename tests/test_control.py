@@ -35,11 +35,13 @@ async def asking(
     """A client of the control plane of a process."""
     asker = Asker(running.pool)
     process = Process(asker, quick(**settings), running.worker, running.accepter)
-    transport = httpx.ASGITransport(Control(process, consumer).app(), client=peer)
+    control = Control(process, consumer)
+    transport = httpx.ASGITransport(control.app(), client=peer)
     try:
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:3100") as client:
             yield client
     finally:
+        await control.feed.stop()
         await asker.close()
 
 

@@ -37,6 +37,7 @@ def test_every_variable_is_read_and_described(monkeypatch: pytest.MonkeyPatch) -
         "WEBHOOKS_HOME": "/var/lib/webhooks",
         "WEBHOOKS_CONTROL_TOKEN": "token",
         "WEBHOOKS_CONTROL_HOSTS": "hooks.internal, hooks",
+        "WEBHOOKS_TUNNEL_TOKEN": "another token",
         "WEBHOOKS_LOG_LEVEL": "debug",
         "WEBHOOKS_MAX_BODY_MIB": "3",
         "WEBHOOKS_UNVERIFIED_MIB": "5",

@@ -596,7 +596,7 @@ async def test_events_of_a_later_version_are_passed_over_and_broken_ones_are_not
     later = 'id: c2\nevent: weather\ndata: {"rain": true}\n\n'
     delivery = {"id": 1, "source": "github", "event": None, "received_at": "2026-01-01T00:00:00+00:00", "headers": []}
     good = f"id: c3\nevent: delivery\ndata: {json.dumps({**delivery, 'body_base64': 'e30=', 'more': 1})}\n\n"
-    broken = f"id: c4\nevent: delivery\ndata: {json.dumps({**delivery, 'body_base64': 'e3'})}\n\n"
+    broken = f"id: c4\nevent: delivery\ndata: {json.dumps({**delivery, 'body_base64': 'e3*0='})}\n\n"
     async with answering(hello("c1", later, good, broken)) as (follower, _, _), aclosing(follower.items()) as items:
         await anext(items)
         arrived_ = await anext(items)

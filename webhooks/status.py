@@ -29,7 +29,8 @@ PHASE = (
 ESCALATED = "SELECT claimed_from, count(*) AS escalated FROM {gated} WHERE status = {escalated} GROUP BY claimed_from"
 IGNORED = compose(
     "SELECT source, event, count(*) AS ignored FROM {deliveries}\n"
-    "WHERE status = 'ignored' AND starts_with(reason, %(no_handler)s) GROUP BY source, event ORDER BY source, event"
+    "WHERE status = 'ignored' AND pruned_at IS NULL AND starts_with(reason, %(no_handler)s)\n"
+    "GROUP BY source, event ORDER BY source, event"
 )
 
 
