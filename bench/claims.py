@@ -27,7 +27,9 @@ import platform
 import signal
 import sys
 import tempfile
+import traceback
 from collections.abc import Callable, Sequence
+from contextlib import suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from importlib import metadata
@@ -130,11 +132,13 @@ class Bench:
         self._databases.drop(f"pickup_{_plain(name)}")
 
     def _backlog(self) -> None:
-        with self._console.status("backlog") as status:
-            url = self._databases.make("backlog")
-            say: Callable[[str], None] = status.update
-            self.results.backlog = backlog.at_each_size(url, self._extent.sizes, self._extent.claims, say)
+        self._trying("backlog", self._backlogs)
         self._databases.drop("backlog")
+
+    def _backlogs(self) -> None:
+        url = self._databases.make("backlog")
+        for size, found in backlog.at_each_size(url, self._extent.sizes, self._extent.claims):
+            self.results.backlog[size] = found
 
     def _snapshots(self) -> None:
         ways = {
@@ -143,10 +147,12 @@ class Bench:
             "plain SKIP LOCKED": snapshot.plain,
         }
         for number, (name, measured) in enumerate(ways.items()):
-            with self._console.status(f"snapshot: {name}"):
-                url = self._databases.make(f"snapshot_{number}")
-                self.results.snapshots[name] = measured(url, self._extent.before_s, self._extent.held_s)
+            self._trying(f"snapshot: {name}", partial(self._snapshot, name, measured, f"snapshot_{number}"))
             self._databases.drop(f"snapshot_{number}")
+
+    def _snapshot(self, name: str, measured: Callable[[str, float, float], snapshot.Held], database: str) -> None:
+        url = self._databases.make(database)
+        self.results.snapshots[name] = measured(url, self._extent.before_s, self._extent.held_s)
 
     def _fill(self, name: str, template: str, jobs: int) -> bool:
         def fill() -> None:
@@ -162,6 +168,9 @@ class Bench:
                 step()
             except (measure.Failed, limit.PgbenchFailed) as failure:
                 self.results.failures.append(f"{what}: {failure}")
+                return False
+            except Exception:  # what was measured before it is told all the same
+                self.results.failures.append(f"{what}: {traceback.format_exc(limit=-4)}")
                 return False
         return True
 
@@ -223,7 +232,8 @@ def main(arguments: Sequence[str]) -> None:
                 "not_measured": [name for name in wanted if name not in names],
             }
             bench = Bench(Databases(url), extent, names, console)
-            bench.run(given.only)
+            with suppress(KeyboardInterrupt):
+                bench.run(given.only)
         finally:
             server.close()
     report(console, bench.results, said)

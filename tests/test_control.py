@@ -41,7 +41,7 @@ async def asking(
         async with httpx.AsyncClient(transport=transport, base_url="http://127.0.0.1:3100") as client:
             yield client
     finally:
-        await control.feed.close()
+        await control.close()
         await asker.close()
 
 

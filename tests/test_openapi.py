@@ -71,6 +71,24 @@ async def refused(running: Stack) -> None:
         await store(tx, rejections)
 
 
+async def replays_hold(told: Description) -> None:
+    path = "/api/replays"
+    plan = (await told.holds("POST", path, path, 200, {"disposition": "processed"}))["plan"]
+    assert (plan["total"], len(plan["sample"])) == (1, 1)
+    done = await told.holds("POST", path, path, 200, {"disposition": "processed", "yes": True, "by": "Ann"})
+    assert (done["by"], done["report"]["counts"], done["error"]) == ("Ann", {"again": 1}, None)
+    asked = {"source": "shortcut", "as": "new", "yes": True, "wait": False}
+    begun = await told.holds("POST", path, path, 202, asked)
+    stop = "/api/replays/{id}/stop"
+    await told.holds("POST", stop, f"/api/replays/{begun['id']}/stop", 202)
+    await told.holds("POST", stop, "/api/replays/999/stop", 404)
+    await told.holds("GET", "/api/replays/{id}", f"/api/replays/{begun['id']}", 200)
+    listed = (await told.holds("GET", path, path, 200))["replays"]
+    assert [one["id"] for one in listed] == [begun["id"], done["id"]]
+    for body in ({}, {"as": "other", "all": True}, {"where_json": ["no path"]}, {"ids": [999]}):
+        await told.holds("POST", path, path, 400, body)
+
+
 async def test_the_description_is_valid_openapi_and_names_each_operation_once(database_url: str) -> None:
     async with stack(database_url, shop.consumer, work=False) as running, asking(running, shop.consumer) as client:
         document = (await client.get("/api/openapi.json")).json()
@@ -126,4 +144,5 @@ async def test_every_answer_is_as_described(database_url: str, monkeypatch: pyte
         assert [one["outcome"] for one in dry["rejections"]] == [one["outcome"] for one in done["rejections"]]
         assert {one["outcome"] for one in done["rejections"]} == {"accepted", "refused"}
         await told.holds("POST", again, again, 400, {"ids": "all"})
+        await replays_hold(told)
         told.nothing_is_left_out()

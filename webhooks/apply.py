@@ -143,7 +143,8 @@ async def _run(tx: ClaimTransaction, handler: Handler, stored: Stored, event: Ra
     except (Ignore, Park) as why:
         raise _Aside(event, why) from None
     moved = [label for label in dict.fromkeys(tx.touched) if len(label) <= LONGEST_LABEL][:MOST_LABELS]
-    await tx.done("processed", **_columns(event.name, reason=None), moved_rows=moved or None)
+    # A replay that moves nothing leaves it known what the delivery moved at first.
+    await tx.done("processed", **_columns(event.name, reason=None), **({"moved_rows": moved} if moved else {}))
 
 
 async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None:

@@ -88,6 +88,11 @@ class Worker:
             if lane is not None:
                 lane.know(row.key)
 
+    def look(self) -> None:
+        """Look through every queue: somebody else left work there."""
+        for lane in self._lanes.values():
+            lane.look()
+
     @property
     def alive(self) -> bool:
         """Whether every lane has been at work lately."""
@@ -131,8 +136,7 @@ class Worker:
         while True:
             await self.bell.heard.wait()
             self.bell.heard.clear()
-            for lane in self._lanes.values():
-                lane.look()
+            self.look()
 
     async def _sweep(self) -> None:
         """Free what dead workers left, every quarter of the shortest lease."""

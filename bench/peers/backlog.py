@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Generator, Sequence
 from dataclasses import dataclass
 
 import psycopg
@@ -18,7 +18,7 @@ INSERT INTO issues (company_id, assigned_agent_id, title, priority, created_at)
 SELECT (ARRAY['acme', 'bolt', 'cogs', 'dyne'])[1 + n % 4], (ARRAY['ada', 'bob', 'cyd', 'dan'])[1 + n / 4 % 4],
     'issue ' || n, (ARRAY['critical', 'high', 'medium', 'low'])[1 + n / 16 % 4],
     now() - (n * 7919 % 31536000) * interval '1 s'
-FROM generate_series({first}, {last}) AS n
+FROM generate_series({first}::bigint, {last}::bigint) AS n
 """
 OPEN = "SELECT count(*) FROM issues WHERE status = 'open'"
 
@@ -29,39 +29,26 @@ class Latency:
     p99_ms: float
 
 
-def at_each_size(
-    url: str, sizes: Sequence[int], claims: int, say: Callable[[str], None]
-) -> dict[int, dict[str, Latency]]:
-    """Fill the table to each size in turn, and return how long claims took, and as a measure how long a commit does.
+def at_each_size(url: str, sizes: Sequence[int], claims: int) -> Generator[tuple[int, dict[str, Latency]]]:
+    """Fill the table to each size in turn, and yield how long claims took, and as a measure how long a commit does.
 
     Args:
         url: an empty database.
         sizes: numbers of open issues, growing.
         claims: how many are timed at each size.
-        say: told what is being done.
     """
-    return uvloop.run(_at_each_size(url, sizes, claims, say))
-
-
-async def _at_each_size(
-    url: str, sizes: Sequence[int], claims: int, say: Callable[[str], None]
-) -> dict[int, dict[str, Latency]]:
-    await fill_issues(url, 0)
-    found: dict[int, dict[str, Latency]] = {}
+    uvloop.run(fill_issues(url, 0))
     with psycopg.connect(url, autocommit=True) as connection:
         connection.execute("CREATE TABLE commits (n integer NOT NULL)")
         last = 0
         for size in sizes:
-            say(f"{size:,} open issues: filling")
             row = connection.execute(OPEN).fetchone()
             assert row is not None
             first, last = last + 1, last + size - row[0]
             connection.execute(psycopg.sql.SQL(MORE).format(first=first, last=last))
             connection.execute("ANALYZE issues")
             connection.execute("CHECKPOINT")
-            say(f"{size:,} open issues: claiming")
-            found[size] = {"claim_next": await _claim(url, claims), "commit": _commit(connection, claims)}
-    return found
+            yield size, {"claim_next": uvloop.run(_claim(url, claims)), "commit": _commit(connection, claims)}
 
 
 async def _claim(url: str, claims: int) -> Latency:

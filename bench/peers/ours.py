@@ -209,7 +209,9 @@ async def work_agents(url: str, mode: Mode, jobs: int, go: Go) -> None:
             for agent in AGENTS:
                 await _in_fifties(pool, agent, due_by)
         else:
-            await asyncio.gather(*(_heartbeat(pool, agent, due_by) for agent in AGENTS))
+            async with asyncio.TaskGroup() as group:
+                for agent in AGENTS:
+                    group.create_task(_heartbeat(pool, agent, due_by))
 
 
 async def _heartbeat(pool: Pool, agent: str, due_by: datetime) -> None:
@@ -220,7 +222,9 @@ async def _heartbeat(pool: Pool, agent: str, due_by: datetime) -> None:
 async def _in_fifties(pool: Pool, agent: str, due_by: datetime) -> None:
     queue = {"company_id": "acme", "assigned_agent_id": agent}
     while claims := await issues.take_next(pool, "claimed", FIFTY, claimed_by="run:1", due_by=due_by, equal=queue):
-        await asyncio.gather(*map(_complete, claims))
+        async with asyncio.TaskGroup() as group:
+            for claim in claims:
+                group.create_task(_complete(claim))
 
 
 async def _complete(claim: Claim[Any]) -> None:

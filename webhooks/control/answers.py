@@ -5,9 +5,10 @@ from __future__ import annotations
 from datetime import datetime
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, JsonValue
+from pydantic import BaseModel, ConfigDict, Field, JsonValue
 
 from webhooks.deliveries import Disposition
+from webhooks.replay import Result
 from webhooks.reverify import Outcome
 
 
@@ -241,3 +242,70 @@ class Reverified(Answer):
 
     dry: bool
     rejections: list[Verdict]
+
+
+class PlanGroup(Answer):
+    """Deliveries alike that a replay would be about."""
+
+    source: str
+    event: str | None
+    disposition: Disposition
+    pruned: bool
+    count: int
+
+
+class PlanExample(Answer):
+    """One of them."""
+
+    id: int
+    source: str
+    event: str | None
+    disposition: Disposition
+    received_at: datetime
+
+
+class PlanBody(Answer):
+    """What a replay would be about, counted, and the first few."""
+
+    total: int
+    unreadable: int
+    left_out: int
+    groups: list[PlanGroup]
+    sample: list[PlanExample]
+
+
+class Plan(Answer):
+    """What would be done: nothing was done."""
+
+    plan: PlanBody
+
+
+class ReplayReport(Answer):
+    """What a replay did so far."""
+
+    total: int
+    counts: dict[Result, int]
+    causes: dict[str, int]
+    signed: int
+    after: int
+    upto: int | None
+    stopped: str | None
+
+
+class Replay(Answer):
+    """A replay of this process: it runs while `ended_at` is null."""
+
+    id: int
+    how: Literal["same", "new"] = Field(alias="as")
+    by: str
+    reason: str
+    started_at: datetime
+    ended_at: datetime | None
+    report: ReplayReport
+    error: str | None
+
+
+class Replays(Answer):
+    """The replays that this process was asked for, the newest first."""
+
+    replays: list[Replay]

@@ -25,6 +25,7 @@ from webhooks.control.inbox import Inbox
 from webhooks.control.metrics import show
 from webhooks.control.operations import Operation, openapi
 from webhooks.control.rejections import Rejections
+from webhooks.control.replays import Replays
 from webhooks.db import Transaction
 from webhooks.errors import Unavailable
 from webhooks.status import PhaseStatus, as_json, status
@@ -45,6 +46,17 @@ class Control:
         self._process = process
         self._consumer = consumer
         self.feed = Feed(process.asker.pool, consumer)
+        self._replays = Replays(process, consumer)
+
+    def stop(self) -> None:
+        """End what goes on by itself, before the server is stopped: it waits for every answer."""
+        self.feed.stop()
+        self._replays.stop_all()
+
+    async def close(self) -> None:
+        """Leave the database, when nothing can ask any more."""
+        await self._replays.close()
+        await self.feed.close()
 
     def app(self, hosts: Collection[str] = ()) -> Starlette:
         """Make the ASGI application.
@@ -81,6 +93,7 @@ class Control:
             ),
             *Inbox(self._process).operations(),
             *Decisions(self._process, self._consumer).operations(),
+            *self._replays.operations(),
             *Rejections(self._process, self._consumer).operations(),
             *self.feed.operations(),
         ]

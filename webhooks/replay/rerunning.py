@@ -60,14 +60,16 @@ COPIES = compose(
     "SELECT d.id, d.dedup_key, greatest(count(r.id),\n"
     "    max((regexp_match(r.dedup_key, '#([0-9]{{1,9}})$'))[1]::bigint)) AS copies\n"
     "FROM {deliveries} AS d LEFT JOIN {deliveries} AS r ON r.replay_of = d.id\n"
-    "WHERE d.id = ANY(%(ids)s) AND d.body IS NOT NULL GROUP BY d.id, d.dedup_key ORDER BY d.id"
+    "WHERE d.id = ANY(%(ids)s) AND d.body IS NOT NULL AND d.headers_pruned_at IS NULL\n"
+    "GROUP BY d.id, d.dedup_key ORDER BY d.id"
 )
 COPY = compose(
     "WITH copies AS (\n"
     "    INSERT INTO {deliveries} (source, dedup_key, origin, replay_of, headers, body, status, max_attempts)\n"
     "    SELECT d.source, new.key, 'replay', d.id, d.headers, d.body, 'received', %(max_attempts)s\n"
     "    FROM unnest(%(ids)s::bigint[], %(keys)s::text[]) AS new (id, key)\n"
-    "    JOIN {deliveries} AS d ON d.id = new.id WHERE d.body IS NOT NULL ORDER BY d.source, new.key\n"
+    "    JOIN {deliveries} AS d ON d.id = new.id\n"
+    "    WHERE d.body IS NOT NULL AND d.headers_pruned_at IS NULL ORDER BY d.source, new.key\n"
     "    ON CONFLICT DO NOTHING\n"
     "    RETURNING id, replay_of\n"
     "), decided AS (\n"

@@ -64,12 +64,15 @@ _ORIGINAL = named(
 )
 _FITS: Mapping[Unit, Composed] = {"run": _RUN, "request": _REQUEST, "part": _PART, "original": _ORIGINAL}
 
+# A delivery whose headers alone are gone says no more which event it was.
+_PRUNED = SQL("num_nonnulls(d.pruned_at, d.headers_pruned_at, p.pruned_at, p.headers_pruned_at) > 0 AS pruned")
+
 COUNT: Mapping[Unit, bytes] = {
     unit: compose(
-        "SELECT d.source, d.event, d.disposition, (d.pruned_at IS NOT NULL OR p.pruned_at IS NOT NULL) AS pruned,\n"
+        "SELECT d.source, d.event, d.disposition, {pruned},\n"
         "    count(*) AS count\n"
         "FROM (\n"
-        "    SELECT d.id, d.source, d.event, d.parent, d.pruned_at,\n"
+        "    SELECT d.id, d.source, d.event, d.parent, d.pruned_at, d.headers_pruned_at,\n"
         "        CASE WHEN d.status = 'received' AND d.parked_on IS NOT NULL THEN 'parked' ELSE d.status END\n"
         "            AS disposition\n"
         "    FROM {deliveries} AS d\n"
@@ -78,15 +81,17 @@ COUNT: Mapping[Unit, bytes] = {
         ") AS d LEFT JOIN {deliveries} AS p ON p.id = d.parent\n"
         "GROUP BY 1, 2, 3, 4 ORDER BY count(*) DESC, 1, 2, 3, 4",
         fits=fits,
+        pruned=_PRUNED,
     )
     for unit, fits in _FITS.items()
 }
 BATCH: Mapping[Unit, bytes] = {
     unit: compose(
-        "SELECT d.*, (d.pruned_at IS NOT NULL OR p.pruned_at IS NOT NULL) AS pruned,\n"
+        "SELECT d.*, {pruned},\n"
         "    coalesce(octet_length(p.body), d.own_bytes, 0) AS size\n"
         "FROM (\n"
         "    SELECT d.id, d.source, d.event, d.received_at, d.origin, d.dedup_key, d.parent, d.pruned_at,\n"
+        "        d.headers_pruned_at,\n"
         "        CASE WHEN d.status = 'received' AND d.parked_on IS NOT NULL THEN 'parked' ELSE d.status END\n"
         "            AS disposition,\n"
         "        octet_length(d.body) AS own_bytes\n"
@@ -96,6 +101,7 @@ BATCH: Mapping[Unit, bytes] = {
         ") AS d LEFT JOIN {deliveries} AS p ON p.id = d.parent\n"
         "ORDER BY d.id",
         fits=fits,
+        pruned=_PRUNED,
     )
     for unit, fits in _FITS.items()
 }

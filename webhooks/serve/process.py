@@ -186,9 +186,9 @@ async def _start(
         stack.push_async_callback(asker.close)
         control = Control(Process(asker, settings, worker, accepter), consumer)
         app = control.app([options.control_host])
-        stack.push_async_callback(control.feed.close)
+        stack.push_async_callback(control.close)
         watched.append(await stack.enter_async_context(serving(app, control_socket, "control plane")))
-        stack.callback(control.feed.stop)
+        stack.callback(control.stop)
     if accepter is not None:
         await accepter.start()
         stack.push_async_callback(accepter.stop)

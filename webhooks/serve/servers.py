@@ -32,7 +32,10 @@ def listen(host: str, port: int, option: str) -> socket.socket:
     """
     family = socket.AF_INET6 if ":" in host else socket.AF_INET
     try:
-        return socket.create_server((host, port), family=family, backlog=BACKLOG)
+        sock = socket.create_server((host, port), family=family, backlog=BACKLOG)
+        # Connections inherit it. Only uvloop sets it by itself; without it an answer in two parts waits for 40 ms.
+        sock.setsockopt(socket.IPPROTO_TCP, socket.TCP_NODELAY, 1)
+        return sock
     except OSError as error:
         if error.errno == errno.EADDRINUSE:
             raise ConfigurationError(
