@@ -414,7 +414,7 @@ async def test_a_connection_that_died_without_a_word_is_noticed_by_its_silence(
 
 async def test_a_quiet_feed_is_not_taken_for_a_dead_connection(make: Callable[..., Any]) -> None:
     ends = await make(keep_alive_s=0.05)
-    async with ends.tunnel("now", silent_s=0.5):
+    async with ends.tunnel("now", silent_s=1):
         await until(lambda: "nothing is waiting" in ends.said.text)
         before = ends.line.passed
         await until(lambda: ends.line.passed > before + 40 * len(": keep-alive"))
