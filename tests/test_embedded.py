@@ -21,7 +21,7 @@ import pytest
 
 from webhooks.embedded import EmbeddedServer, embedded
 from webhooks.errors import ConfigurationError, Unavailable
-from webhooks.settings import dev_secrets
+from webhooks.source_secrets import dev_secrets
 
 ROOT = Path(__file__).parent.parent
 ENDLESS = "SELECT count(*) FROM (SELECT generate_series(1, 1000000000000)) AS numbers"

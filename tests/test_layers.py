@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 # From the bottom up. A module imports only from layers below its own, or from its own folder.
 LAYERS = (
     ("errors", "delivery", "marks"),
-    ("outcome", "phase", "settings", "db", "observe"),
+    ("outcome", "phase", "settings", "source_secrets", "db", "observe"),
     ("signatures", "senders", "statements", "shape", "renewer", "migrate", "postmaster"),
     ("sources", "embedded", "settling"),
     ("pool", "rewriting", "respelling"),

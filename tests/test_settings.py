@@ -12,7 +12,8 @@ import pytest
 from pydantic import ValidationError
 
 from webhooks.errors import ConfigurationError
-from webhooks.settings import Settings, dev_secrets, secrets_for
+from webhooks.settings import Settings
+from webhooks.source_secrets import dev_secrets, secrets_for
 
 
 def test_an_empty_environment_gives_the_documented_defaults() -> None:

@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import Any
 
 from webhooks.hints import Evidence, Other, hints
-from webhooks.settings import dev_secrets, previous_secrets, secrets_found
+from webhooks.source_secrets import dev_secrets, previous_secrets, secrets_found
 from webhooks.sources import Source
 
 

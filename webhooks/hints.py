@@ -14,8 +14,8 @@ from webhooks import respelling, rewriting, signatures
 from webhooks.delivery import Headers
 from webhooks.errors import ConfigurationError, Refused, Unreadable
 from webhooks.senders import SIGNATURES, TOKENS, named
-from webhooks.settings import secret_variable
 from webhooks.signatures import Recipe
+from webhooks.source_secrets import secret_variable
 from webhooks.sources.reading import first, moment, read_json
 
 _FORM = "application/x-www-form-urlencoded"

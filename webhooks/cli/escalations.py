@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import getpass
 import json
 from collections.abc import Callable
 from typing import Any, TypeVar
@@ -12,6 +11,7 @@ import click
 from webhooks import decision
 from webhooks.cli.app import app_option, examples, printable
 from webhooks.cli.asking import ask, time_of
+from webhooks.cli.selecting import somebody
 from webhooks.db import Transaction
 from webhooks.decision import Told, told
 from webhooks.escalation import Escalated, as_json, escalated, matching
@@ -23,15 +23,8 @@ F = TypeVar("F", bound=Callable[..., Any])
 AT_ONCE = 100
 
 
-def _somebody() -> str:
-    try:
-        return getpass.getuser()
-    except (OSError, KeyError):  # a container may run under a number without a name
-        return "somebody"
-
-
 def _by_option(function: F) -> F:
-    return click.option("--by", default=_somebody, show_default="$USER", help="Who decides.")(function)
+    return click.option("--by", default=somebody, show_default="$USER", help="Who decides.")(function)
 
 
 @click.command(epilog=examples("webhooks escalations", "webhooks escalations --table deliveries --json"))

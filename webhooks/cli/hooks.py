@@ -19,8 +19,9 @@ from webhooks.hooks.shortcut import BY_HAND, ShortcutHooks
 from webhooks.hooks.target import same_address
 from webhooks.loading import load_consumer
 from webhooks.sending import target as delivery_url
-from webhooks.settings import Settings, secret_variable, secrets_for
+from webhooks.settings import Settings
 from webhooks.signatures import check_secret, new_secret
+from webhooks.source_secrets import secret_variable, secrets_for
 from webhooks.sources import Source
 
 

@@ -15,7 +15,8 @@ from webhooks.samples import event_of, sample
 from webhooks.samples.faults import with_characters
 from webhooks.samples.request import Request, changed, encoded, is_form, signed
 from webhooks.serve.database import connected
-from webhooks.settings import Settings, dev_secrets, secret_variable, secrets_for
+from webhooks.settings import Settings
+from webhooks.source_secrets import secret_variable, secrets_found
 from webhooks.sources import GitHub, Shortcut, Source
 from webhooks.sources.reading import first, read_json
 
@@ -142,9 +143,7 @@ def secret_of(source: str, settings: Settings) -> str:
     Raises:
         ConfigurationError: there is none.
     """
-    secrets = secrets_for(source)
-    if not secrets and (settings.home / "secrets" / source).exists():
-        secrets = dev_secrets(settings.home, source)
+    secrets = secrets_found(settings.home, source)
     if not secrets:
         raise ConfigurationError(
             f"no secret to sign with: set {secret_variable(source)} to the receiver's, or start it here with "

@@ -31,7 +31,7 @@ from webhooks.replay import (
 )
 from webhooks.selection import Selection
 from webhooks.settings import Settings
-from webhooks.tunnel.exposing import local_secrets
+from webhooks.source_secrets import secrets_found
 
 STANDARD_INPUT = Path("-")
 
@@ -106,7 +106,7 @@ async def from_a_file(settings: Settings, consumer: Consumer, wanted: Wanted) ->
 
 
 def _desk(settings: Settings, consumer: Consumer, wanted: Wanted) -> Desk:
-    secrets = {name: local_secrets(source, settings) for name, source in consumer.sources.items()}
+    secrets = {name: secrets_found(settings.home, name) for name in consumer.sources}
     return Desk(sources=consumer.sources, secrets=secrets, resign=wanted.resign, most_bytes=settings.max_body_bytes)
 
 

@@ -20,8 +20,9 @@ from webhooks.hooks.target import KINDS
 from webhooks.sending import opened, target
 from webhooks.serve.signals import signals
 from webhooks.settings import Settings
+from webhooks.source_secrets import secrets_found
 from webhooks.sources import Source
-from webhooks.tunnel.exposing import exposed, local_secrets, probed_source, registering, signing_secret
+from webhooks.tunnel.exposing import exposed, probed_source, registering, signing_secret
 from webhooks.tunnel.programs import Program, ProgramFailed, cloudflared, ngrok, ssh
 from webhooks.tunnel.relay import Relay, Signer
 from webhooks.tunnel.report import Report
@@ -144,7 +145,7 @@ async def _through_channel(via: Via, settings: Settings, consumer: Consumer) -> 
         for where in via.register:
             registration = registering(settings, where, source, via.to, channel, say)
             _tell_of(await stack.enter_async_context(registration), where)
-        secrets = (*local_secrets(source, settings), *hook_secrets(settings.home).get(source.name, ()))
+        secrets = (*secrets_found(settings.home, source.name), *hook_secrets(settings.home).get(source.name, ()))
         signer = None
         if via.resign:
             signing = signing_secret(source, settings)

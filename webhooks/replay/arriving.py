@@ -13,7 +13,7 @@ from webhooks.delivery import Delivery, Headers
 from webhooks.errors import ConfigurationError, Refused
 from webhooks.replay.report import Result
 from webhooks.sending import resigned
-from webhooks.settings import secret_variable
+from webhooks.source_secrets import secret_variable
 from webhooks.sources import Source
 
 

@@ -11,8 +11,9 @@ from pathlib import Path
 from webhooks.consumer import Consumer
 from webhooks.errors import ConfigurationError
 from webhooks.hooks.left_behind import FOLDER, hook_secrets
-from webhooks.settings import Settings, dev_secrets, secret_variable, secrets_for
+from webhooks.settings import Settings
 from webhooks.signatures import check_secret
+from webhooks.source_secrets import dev_secrets, secret_variable, secrets_for
 
 SETTLED_NS = 1_000_000_000
 

@@ -17,19 +17,12 @@ from webhooks.db import ended
 from webhooks.errors import ConfigurationError
 from webhooks.hooks import Registered, Target, Wanted, events_for, record, registered
 from webhooks.hooks.registration import Tell
-from webhooks.settings import Settings, dev_secrets, secret_variable, secrets_for
+from webhooks.settings import Settings
 from webhooks.signatures import new_secret
+from webhooks.source_secrets import secret_variable, secrets_found
 from webhooks.sources import Source
 from webhooks.tunnel.probe import made, reached, takes
 from webhooks.tunnel.programs import Program, ProgramFailed, Running, running
-
-
-def local_secrets(source: Source, settings: Settings) -> tuple[str, ...]:
-    """Return the secrets that the receiver here has for a source, as far as they are known here; none otherwise."""
-    given = secrets_for(source.name)
-    if not given and (settings.home / "secrets" / source.name).exists():
-        given = dev_secrets(settings.home, source.name)
-    return given
 
 
 def signing_secret(source: Source, settings: Settings) -> str:
@@ -38,7 +31,7 @@ def signing_secret(source: Source, settings: Settings) -> str:
     Raises:
         ConfigurationError: none is known here, or none can sign.
     """
-    for secret in local_secrets(source, settings):
+    for secret in secrets_found(settings.home, source.name):
         try:
             made(source, secret, 0)
         except ConfigurationError:
