@@ -22,6 +22,7 @@ is printed beside it) to the last completion. What counts is the ratio within th
 from __future__ import annotations
 
 import argparse
+import logging
 import os
 import platform
 import signal
@@ -221,6 +222,7 @@ def main(arguments: Sequence[str]) -> None:
         del os.environ[name]  # ours, too, are measured at their defaults
     # Narrower than its columns, a table hides what matters; where there is no terminal nobody said how wide it may be.
     console = Console() if sys.stdout.isatty() else Console(width=160)
+    logging.disable(logging.WARNING)
     signal.signal(signal.SIGTERM, lambda *_: sys.exit(1))  # so that the server and the workers are ended then too
     with tempfile.TemporaryDirectory() as home:
         server = EmbeddedServer(Path(home))

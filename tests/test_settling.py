@@ -15,7 +15,7 @@ from webhooks.db import Ready
 from webhooks.errors import LostClaim
 from webhooks.gate import Gate
 from webhooks.pool import Pool
-from webhooks.settling import MOST
+from webhooks.settling import MOST, alike
 
 KEYS = range(1, 21)
 
@@ -137,18 +137,33 @@ async def test_each_claim_is_told_of_the_deliveries_that_waited_for_its_own_row(
     assert [row["id"] for row in due] == sorted(ids)
 
 
-async def test_an_end_whose_claim_gave_up_waiting_is_not_written_afterwards(pool: Pool, database_url: str) -> None:
+async def test_an_end_is_written_though_its_task_is_cancelled_while_it_waits(pool: Pool, database_url: str) -> None:
     gate = a_gate()
-    await opened(pool, gate, 1, 2)
-    first, second = await taken(pool, gate, 1, 2)
+    await opened(pool, gate, 1)
+    [claim] = await taken(pool, gate, 1)
     async with await elsewhere(database_url) as holder, holder.transaction():
-        await holder.execute("LOCK TABLE attempts IN EXCLUSIVE MODE")
-        writing = asyncio.create_task(completed(first))
+        await holder.execute("SELECT 1 FROM patch_sessions WHERE sc_id = 1 FOR UPDATE")
+        writing = asyncio.create_task(completed(claim, patch="ours"))
         await until_blocked(pool)
-        waiting = asyncio.create_task(second.settle(second.done()))
+        writing.cancel()
         await asyncio.sleep(0)
-        waiting.cancel()
-        with pytest.raises(asyncio.CancelledError):
-            await waiting
-    await writing
-    assert [await status_of(pool, key) for key in (1, 2)] == ["drafted", "drafting"]
+        assert not writing.done()
+    with pytest.raises(asyncio.CancelledError):
+        await writing
+    assert (await status_of(pool, 1), claim.outcome) == ("drafted", "done")
+
+
+async def test_ends_that_write_nothing_of_their_own_are_one_statement_and_others_stand_alone(pool: Pool) -> None:
+    gate = a_gate()
+    await opened(pool, gate, *KEYS)
+    claims = await taken(pool, gate, *KEYS)
+    plain = [claim._written(claim.done()) for claim in claims[:5]]
+    written = [claim._written(claim.done(patch=str(claim.key))) for claim in claims[5:7]]
+    assert [len(endings) for endings in alike([*plain, *written])] == [5, 1, 1]
+    await asyncio.gather(
+        *(completed(claim) for claim in claims[:10]), *(completed(claim, patch=str(claim.key)) for claim in claims[10:])
+    )
+    rows = await sql(pool, "SELECT sc_id, status, patch FROM patch_sessions ORDER BY sc_id")
+    assert [(row["status"], row["patch"]) for row in rows] == [
+        ("drafted", None if key <= 10 else str(key)) for key in KEYS
+    ]

@@ -17,6 +17,7 @@ from webhooks import Claim, Consumer, Done, Event, Gate, GitHub, Pool, Shortcut,
 from webhooks.bell import TELL
 from webhooks.db import Ready
 from webhooks.errors import LostClaim
+from webhooks.lane import KNOWN_AFTER, MOST_AHEAD, Pace
 from webhooks.worker import Worker
 
 # So long that nothing is found by polling before the test has failed.
@@ -602,3 +603,52 @@ async def test_a_phase_without_a_function_is_swept_and_not_run(pool: Pool, datab
         await until(freed)
     assert await outcomes_of(pool, 7) == ["expired"]
     assert await attempts_of(pool, 8) == []
+
+
+# ---- rows claimed ahead of their slot
+
+
+def test_rows_are_claimed_ahead_only_where_functions_have_been_quick_for_a_while() -> None:
+    pace = Pace()
+    for _ in range(KNOWN_AFTER - 1):
+        pace.ran(0.0001)
+    assert pace.ahead(4) == 0
+    pace.ran(0.0001)
+    assert pace.ahead(4) == MOST_AHEAD
+    pace.ran(0.02)
+    assert pace.ahead(4) == 10
+    pace.ran(600)
+    assert pace.ahead(4) == 0
+    for _ in range(60):
+        pace.ran(0.0001)
+    assert pace.ahead(4) == 0  # one slow run is not forgotten soon
+
+
+async def test_a_row_claimed_ahead_goes_back_uncharged_when_no_slot_comes_free(pool: Pool, database_url: str) -> None:
+    slow = asyncio.Event()
+    stuck: list[int] = []
+
+    async def work(key: int) -> None:
+        if key >= 1000:
+            stuck.append(key)
+            await slow.wait()
+
+    consumer, _ = drafting(work)
+    # Quick ones first, so that the lane dares to claim ahead; then four that take every slot.
+    await waiting(pool, *range(100))
+    async with stack(database_url, consumer, settings=quick()) as running:
+        await until_drafted(pool, *range(100))
+        await waiting(pool, *range(1000, 1020))
+        assert running.worker is not None
+        running.worker.look()
+
+        async def gave_back() -> bool:
+            rows = await sql(pool, "SELECT 1 FROM attempts WHERE outcome = 'snoozed' AND key::int >= 1000")
+            return len(stuck) == 4 and bool(rows)
+
+        await until(gave_back)
+        rows = await sql(pool, "SELECT attempt_count FROM patch_sessions WHERE status = 'received'")
+        assert {row["attempt_count"] for row in rows} == {0}
+        assert len(stuck) == 4
+        slow.set()
+        await until_drafted(pool, *range(1000, 1020))

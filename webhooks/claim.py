@@ -16,7 +16,7 @@ from psycopg_pool import PoolClosed
 from typing_extensions import TypeVar
 
 from webhooks import effects
-from webhooks.db import Ready, Transaction, clean, finished
+from webhooks.db import Ready, Transaction, clean, finished, outlasted
 from webhooks.errors import Escalate, LostClaim, Snooze
 from webhooks.outcome import Outcome, Release, Stop, release_for
 from webhooks.owned import Owned
@@ -41,6 +41,7 @@ class Claim(Generic[Row]):
     Attributes:
         row: the row as it was claimed; there once the claim is held.
         key: its key; a tuple where the gate has several key columns.
+        label: the row as people name it, `table:key`.
         phase: the claimed status.
         claim_seq: the fence, in the WHERE of every later write.
         visit: the row's stay in this phase; a retry keeps it.
@@ -56,6 +57,7 @@ class Claim(Generic[Row]):
 
     def __init__(self, pool: Pool, owned: Owned, columns: dict[str, Any], asked_at: float) -> None:
         self.key: object = owned.key.value(columns)
+        self.label: str = owned.key.label(owned.table, self.key)
         self.phase: str = owned.phase.claimed
         self.claim_seq: int = columns["claim_seq"]
         self.visit: int = columns["visit"]
@@ -88,11 +90,6 @@ class Claim(Generic[Row]):
     def __repr__(self) -> str:
         return f"<Claim {self.label} {self.phase} attempt {self.attempt}>"
 
-    @property
-    def label(self) -> str:
-        """The row as people name it: `table:key`."""
-        return self._owned.key.label(self._owned.table, self.key)
-
     def done(self, status: str | None = None, /, **columns: object) -> Done:
         """Return what a phase returns: the done status (may be left out when there is one) and columns to write.
 
@@ -111,7 +108,7 @@ class Claim(Generic[Row]):
             RuntimeError: called inside `transaction()`, which has a `done` of its own.
         """
         self._not_inside("complete()")
-        await finished(self.settle(self.done(status, **columns)))
+        await self.settle(self.done(status, **columns))
 
     def idempotency_key(self, name: str) -> str:
         """Return the key of an effect: `table:key:phase:visit:name`, the same on every attempt of this visit."""
@@ -216,35 +213,41 @@ class Claim(Generic[Row]):
             self._cancelled += why is not Stop.DRAIN
 
     async def settle(self, ending: Done | Release) -> None:
-        """Write how this claim ended, trying again while the database is away and the lease lasts.
+        """Write how this claim ended. It is not cut short by a cancellation, which is raised afterwards.
 
         Raises:
             LostClaim: the row is somebody else's by now.
         """
+        self._check()
         was_ending, self._ending = self._ending, True
-        tries = 0
         try:
-            while True:
-                self._check()
-                tries += 1
-                try:
-                    moved = await (self._write_grouped(ending) if tries == 1 else self._write_alone(ending))
-                    if moved is None:
-                        continue
-                except psycopg.OperationalError as error:
-                    if isinstance(error, PoolClosed) or boottime() >= self._lease.until:
-                        raise
-                    if not isinstance(error, LockNotAvailable):
-                        log.warning(
-                            "a claim's end could not be written, trying again", row=self.label, error=str(error)
-                        )
-                    await asyncio.sleep(0.2)
-                    continue
-                break
+            written = self._written(ending)
+            grouped = self._pool.settling.submit(written)
+            cancelled = await outlasted(grouped)
+            if not grouped.result():
+                self.moved += await finished(self._settled_alone(ending))
+            elif written.status is None:
+                raise self._lost()
+            else:
+                self.moved += self._moved_by(ending, written)
+            self.outcome = _outcome(ending)
         finally:
             self._ending = was_ending
-        self.moved += moved
-        self.outcome = _outcome(ending)
+        if cancelled is not None:
+            raise cancelled
+
+    async def _settled_alone(self, ending: Done | Release) -> list[Ready]:
+        """Write the end by itself, trying again while the database is away and the lease lasts."""
+        while True:
+            self._check()
+            try:
+                return await self._write_alone(ending)
+            except psycopg.OperationalError as error:
+                if isinstance(error, PoolClosed) or boottime() >= self._lease.until:
+                    raise
+                if not isinstance(error, LockNotAvailable):
+                    log.warning("a claim's end could not be written, trying again", row=self.label, error=str(error))
+                await asyncio.sleep(0.2)
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[Claim[Row]]:
@@ -321,7 +324,7 @@ class Claim(Generic[Row]):
     async def _written_in(self, tx: Transaction, ending: Done | Release) -> Ending:
         written = self._written(ending)
         visit = await self._pool.fences(tx=tx) if written.visits else 0
-        await read([written], [await tx.execute(*statement) for statement in statements([written], visit)])
+        await read([[written]], [await tx.execute(*statement) for statement in statements([[written]], visit)])
         return written
 
     def _written(self, ending: Done | Release) -> Ending:
@@ -331,7 +334,11 @@ class Claim(Generic[Row]):
             entered = owned.entered(status)
             statement = owned.statements.complete(owned.phase, status, tuple(ending.columns), entered)
             params = {"outcome": "done", "error": None, **column_params(ending.columns)}
-            return Ending(self.label, statement, {**self._fence, **params}, visits=entered is not None)
+            key = {**owned.key.params(self.key), "claim_seqs": self.claim_seq}
+            if ending.columns:
+                params |= {name: [value] for name, value in key.items()}
+            alone = bool(ending.columns)
+            return Ending(self.label, self.claim_seq, statement, params, None if alone else key, entered is not None)
         columns = {**self.noted, **ending.columns}
         params = {
             "outcome": ending.outcome,
@@ -342,7 +349,7 @@ class Claim(Generic[Row]):
             **column_params(columns),
         }
         statement = owned.statements.release(owned.phase, tuple(columns), owned.notify)
-        return Ending(self.label, statement, {**self._fence, **params}, visits=False)
+        return Ending(self.label, self.claim_seq, statement, {**self._fence, **params}, None, visits=False)
 
     def _moved_by(self, ending: Done | Release, written: Ending) -> list[Ready]:
         if isinstance(ending, Release):
@@ -352,15 +359,6 @@ class Claim(Generic[Row]):
         entered = self._owned.entered(self._owned.phase.ending(ending.status))
         here = [] if entered is None else [Ready(self._owned.table, entered.claimed, self.key)]
         return here + written.woken
-
-    async def _write_grouped(self, ending: Done | Release) -> list[Ready] | None:
-        """Write the end together with others'; return what it moved, or None when the group failed."""
-        written = self._written(ending)
-        if not await self._pool.settling.write(written):
-            return None
-        if written.status is None:
-            raise self._lost()
-        return self._moved_by(ending, written)
 
     async def _write_alone(self, ending: Done | Release) -> list[Ready]:
         async with self._pool.transaction() as tx:

@@ -195,23 +195,28 @@ async def finished(work: Coroutine[Any, Any, T], within_s: float | None = None) 
         within_s: seconds to wait at most; past that `TimeoutError` is raised and `work` is cancelled.
     """
     task = asyncio.ensure_future(work)
-    loop = asyncio.get_running_loop()
-    until = None if within_s is None else loop.time() + within_s
-    cancelled: asyncio.CancelledError | None = None
-    while not task.done():
-        left = None if until is None else until - loop.time()
-        if left is not None and left <= 0:
-            task.cancel()
-            task.add_done_callback(_forget)
-            raise cancelled or TimeoutError("the database did not answer in time")
-        try:
-            await asyncio.wait({task}, timeout=left)
-        except asyncio.CancelledError as error:
-            cancelled = error
+    cancelled = await outlasted(task, within_s)
+    if not task.done():
+        task.cancel()
+        task.add_done_callback(_forget)
+        raise cancelled or TimeoutError("the database did not answer in time")
     if cancelled is not None:
         _forget(task)
         raise cancelled
     return task.result()
+
+
+async def outlasted(work: asyncio.Future[Any], within_s: float | None = None) -> asyncio.CancelledError | None:
+    """Wait until `work` is done, or the time is over, though the calling task is cancelled meanwhile; return that."""
+    loop = asyncio.get_running_loop()
+    until = None if within_s is None else loop.time() + within_s
+    cancelled: asyncio.CancelledError | None = None
+    while not work.done() and (until is None or loop.time() < until):
+        try:
+            await asyncio.wait({work}, timeout=None if until is None else until - loop.time())
+        except asyncio.CancelledError as error:
+            cancelled = error
+    return cancelled
 
 
 async def ended(tasks: Iterable[asyncio.Task[Any]]) -> None:

@@ -3,16 +3,18 @@
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import Awaitable, Callable, Iterable
 from contextlib import suppress
+from datetime import timedelta
 from typing import Any
 
 import structlog
 
 from webhooks import observe
 from webhooks.claim import Claim
-from webhooks.db import Ready, finished
-from webhooks.errors import LostClaim
+from webhooks.db import Ready
+from webhooks.errors import LostClaim, Snooze
 from webhooks.gate import Gate
 from webhooks.outcome import Stop
 from webhooks.phase import Done
@@ -21,7 +23,14 @@ from webhooks.pool import Pool
 log = structlog.get_logger(__name__)
 
 MOST_KNOWN = 10_000
-MOST_ENDING = 100
+MOST_AT_ONCE = 100
+MOST_ENDING = 200
+# Claims that wait for a slot are made only where it comes free within this time, by what functions took lately.
+AHEAD_S = 0.05
+MOST_AHEAD = 100
+KNOWN_AFTER = 20
+SLOT_WITHIN_S = 1.0
+NO_SLOT = timedelta(seconds=1)
 AFTER_A_FAILURE_S = 1.0
 
 
@@ -31,6 +40,25 @@ class Turn:
     def __init__(self) -> None:
         self.taken = False
         self.looking = asyncio.Lock()  # held while a lane asks for such a row, so that no other skips its own look
+
+
+class Pace:
+    """How long the functions of a lane take, as far as is known."""
+
+    def __init__(self) -> None:
+        self._runs = 0
+        self._seconds = 0.0
+
+    def ran(self, seconds: float) -> None:
+        """Take note of a run. A slow one counts in full, so that one is enough to go slowly."""
+        self._runs += 1
+        self._seconds = max(seconds, 0.9 * self._seconds + 0.1 * seconds)
+
+    def ahead(self, slots: int) -> int:
+        """Return how many more rows than there are slots may be claimed, because their turn comes at once."""
+        if self._runs < KNOWN_AFTER:
+            return 0
+        return min(int(slots * AHEAD_S / max(self._seconds, 1e-6)), MOST_AHEAD)
 
 
 class Lane:
@@ -43,7 +71,6 @@ class Lane:
         concurrency: the number of slots: how many functions run at once. One that has ended leaves its slot to the
             next claim, while its own end is being written.
         run: does the work of one held claim, and returns how it ends unless it has settled it.
-        in_batches: whether known rows are claimed many at once, rather than each by the conditional UPDATE alone.
         turn: shared by all lanes of the process.
         on_moved: told which rows a claim's end brought into a ready status.
     """
@@ -56,7 +83,6 @@ class Lane:
         *,
         concurrency: int,
         run: Callable[[Claim[Any]], Awaitable[Done | None]],
-        in_batches: bool,
         turn: Turn,
         on_moved: Callable[[Iterable[Ready]], None],
     ) -> None:
@@ -64,11 +90,12 @@ class Lane:
         self.phase = phase
         self.running: dict[asyncio.Task[None], Claim[Any]] = {}
         self.seen_at = 0.0
-        self._working: set[Claim[Any]] = set()
+        self._working: set[Claim[Any]] = set()  # what runs, or waits for its slot
         self._pool = pool
         self._concurrency = concurrency
         self._run = run
-        self._in_batches = in_batches
+        self._slots = asyncio.Semaphore(concurrency)
+        self._pace = Pace()
         self._turn = turn
         self._on_moved = on_moved
         self._known: dict[object, None] = {}
@@ -97,7 +124,7 @@ class Lane:
             self.seen_at = loop.time()
             try:
                 await self._claim_known()
-                if self._free and (self._scan_now or loop.time() >= scan_at):
+                if self._room and (self._scan_now or loop.time() >= scan_at):
                     self._scan_now = False
                     scan_at = loop.time() + self._pool.settings.poll_s
                     if await self._claim_next():
@@ -109,24 +136,32 @@ class Lane:
                 await asyncio.sleep(AFTER_A_FAILURE_S)
                 self._scan_now = True
                 continue
-            if self._free and (self._known or self._scan_now):
+            if self._room and (self._known or self._scan_now):
                 continue
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(scan_at - loop.time(), 0.01) if self._free else None):
+                async with asyncio.timeout(max(scan_at - loop.time(), 0.01) if self._room else None):
                     await self._wake.wait()
 
     @property
     def _free(self) -> int:
-        ending = len(self.running) - len(self._working)
-        return min(self._concurrency - len(self._working), MOST_ENDING - ending)
+        """How many slots are free."""
+        return min(self._concurrency - len(self._working), self._ends)
+
+    @property
+    def _room(self) -> int:
+        """How many fresh rows may be claimed: for the free slots, and for those that come free at once."""
+        return min(self._concurrency + self._pace.ahead(self._concurrency) - len(self._working), self._ends)
+
+    @property
+    def _ends(self) -> int:
+        return MOST_ENDING - (len(self.running) - len(self._working))
 
     async def _claim_known(self) -> None:
-        while self._known and self._free:
-            count = self._free if self._in_batches else 1
-            keys = list(self._known)[: min(count, 100)]
+        while self._known and self._room > 0:
+            keys = list(self._known)[: min(self._room, MOST_AT_ONCE)]
             for key in keys:
                 del self._known[key]
-            if self._in_batches:
+            if len(keys) > 1:
                 claims = await self.gate.take_next(self._pool, self.phase, len(keys), which="fresh", keys=keys)
             else:
                 claim = await self.gate.take(self._pool, self.phase, keys[0])
@@ -136,22 +171,22 @@ class Lane:
                 self._start(claim)
 
     async def _claim_next(self) -> bool:
-        """Look through the queue; return whether to look again as soon as a slot is free."""
-        limit = min(self._free, 100)
+        """Look through the queue; return whether to look again as soon as there is room."""
+        limit = min(self._room, MOST_AT_ONCE)
         fresh = await self.gate.take_next(self._pool, self.phase, limit, which="fresh")
         for claim in fresh:
             self._start(claim)
         more = len(fresh) == limit
-        while self._free:
+        while self._free > 0:
             tried = await self.gate.take_next(self._pool, self.phase, 1, which="tried")
             if not tried:
                 break
             self._start(tried[0])
             fresh += tried
         self._count(won=len(fresh), lost=0)
-        if self._free and not self._turn.taken:
+        if self._free > 0 and not self._turn.taken:
             await self._claim_last_chance()
-        return more or not self._free
+        return more or self._free <= 0
 
     async def _claim_last_chance(self) -> None:
         async with self._turn.looking:
@@ -184,24 +219,50 @@ class Lane:
         task.add_done_callback(ended)
 
     async def _work(self, claim: Claim[Any]) -> None:
-        with structlog.contextvars.bound_contextvars(row=claim.label, phase=self.phase, attempt=claim.attempt):
-            try:
-                async with claim.held():
-                    done = await self._guarded(claim)
-                    if not claim.settled:
-                        await finished(claim.settle(done or claim.done()))
-            except asyncio.CancelledError:
-                log.info("interrupted")
-            except LostClaim as lost:
-                observe.LEASE_LOSSES.labels(self.gate.table, self.phase).inc()
-                log.warning("lost", reason=str(lost))
-            except Exception as error:  # it is recorded in the row and in attempts; the worker goes on
-                log.warning("failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+        # Of this task alone, so that nothing has to be taken back.
+        structlog.contextvars.bind_contextvars(row=claim.label, phase=self.phase, attempt=claim.attempt)
+        try:
+            async with claim.held():
+                done = await self._worked(claim)
+                if not claim.settled:
+                    await claim.settle(done or claim.done())
+        except asyncio.CancelledError:
+            log.info("interrupted")
+        except LostClaim as lost:
+            observe.LEASE_LOSSES.labels(self.gate.table, self.phase).inc()
+            log.warning("lost", reason=str(lost))
+        except Exception as error:  # it is recorded in the row and in attempts; the worker goes on
+            log.warning("failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+        else:
+            if claim.outcome == "done":
+                log.info("completed")
+        observe.OUTCOMES.labels(self.gate.table, self.phase, claim.outcome or "lost").inc()
+        self._on_moved(claim.moved)
+
+    async def _worked(self, claim: Claim[Any]) -> Done | None:
+        """Run the function in a slot.
+
+        Raises:
+            Snooze: none came free for a row that was claimed ahead.
+        """
+        try:
+            if self._slots.locked():
+                try:
+                    async with asyncio.timeout(SLOT_WITHIN_S):
+                        await self._slots.acquire()
+                except TimeoutError:
+                    raise Snooze(NO_SLOT) from None
             else:
-                if claim.outcome == "done":
-                    log.info("completed")
-            observe.OUTCOMES.labels(self.gate.table, self.phase, claim.outcome or "lost").inc()
-            self._on_moved(claim.moved)
+                await self._slots.acquire()
+            started = time.perf_counter()
+            try:
+                return await self._guarded(claim)
+            finally:
+                self._slots.release()
+                self._pace.ran(time.perf_counter() - started)
+        finally:
+            self._working.discard(claim)
+            self._wake.set()
 
     async def _guarded(self, claim: Claim[Any]) -> Done | None:
         try:
@@ -210,9 +271,6 @@ class Lane:
             raise
         except BaseException as error:
             raise RuntimeError(f"the handler raised {error!r}, which would have ended the worker") from error
-        finally:
-            self._working.discard(claim)
-            self._wake.set()
 
     def cut(self) -> None:
         """Cancel what runs, because the worker is stopping: its rows go back uncharged."""

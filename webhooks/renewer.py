@@ -28,6 +28,7 @@ from webhooks.phase import Key
 log = structlog.get_logger(__name__)
 
 CHECK_EVERY_S = 0.25
+LOOK_EVERY_S = 1.0
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -121,7 +122,9 @@ class Renewer:
     def add(self, lease: Lease) -> None:
         with self._changed:
             self._leases.add(lease)
-            self._changed.notify()
+            # The thread looks again within a second by itself; waking it for every claim costs more than the claim.
+            if lease.renew_at < boottime() + LOOK_EVERY_S:
+                self._changed.notify()
 
     def remove(self, lease: Lease) -> None:
         with self._changed:
@@ -172,7 +175,7 @@ class Renewer:
         """How long nothing is due, in seconds; a machine that slept is noticed within a second."""
         now = boottime()
         waits = [lease.renew_at - now for lease in self._leases if not lease.lost and now < lease.stop_at]
-        return max(0.01, min([*waits, 1.0]))
+        return max(0.01, min([*waits, LOOK_EVERY_S]))
 
     def _renew(self, due: list[Lease]) -> None:
         """Renew phase by phase: one whose table is locked or broken must not cost the others their leases."""

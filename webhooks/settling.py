@@ -39,16 +39,21 @@ class Ending:
 
     Args:
         row: the row, as `table:key`.
+        claim_seq: the fence.
         statement: one fenced UPDATE that also closes the attempt; it returns the new status, or no row.
         params: its parameters.
-        visits: whether it enters a ready status, and needs the parameter `visit`.
+        key: where the statement may end many claims at once, the parameters that are lists then, with this claim's
+            values; else None.
+        visits: whether it enters a ready status, and needs a number for its visit.
         status: the row's new status once it was written; None when the row was not ours any more.
         woken: the deliveries that waited for the row.
     """
 
     row: str
+    claim_seq: int
     statement: bytes
     params: Mapping[str, object]
+    key: Mapping[str, object] | None
     visits: bool
     status: str | None = None
     woken: list[Ready] = field(default_factory=list[Ready])
@@ -66,16 +71,14 @@ class Settling:
         self._waiting: list[tuple[Ending, asyncio.Future[bool]]] = []
         self._task: asyncio.Task[None] | None = None
 
-    async def write(self, ending: Ending) -> bool:
-        """Write one end together with whatever else waits; return False when its group failed, and nobody knows more.
-
-        Whether the row was ours is `ending.status`.
-        """
+    def submit(self, ending: Ending) -> asyncio.Future[bool]:
+        """Have one end written together with whatever else waits; the answer is False when its group failed, and
+        nobody knows more. Whether the row was ours is `ending.status`."""
         answer: asyncio.Future[bool] = asyncio.get_running_loop().create_future()
         self._waiting.append((ending, answer))
         if self._task is None or self._task.done():
             self._task = asyncio.create_task(self._run(), name="webhooks-settle")
-        return await answer
+        return answer
 
     async def stop(self) -> None:
         if self._task is not None:
@@ -84,39 +87,57 @@ class Settling:
     async def _run(self) -> None:
         while self._waiting:
             self._waiting, group = self._waiting[MOST:], self._waiting[:MOST]
-            group = sorted((one for one in group if not one[1].done()), key=lambda one: one[0].row)
+            group.sort(key=lambda one: one[0].row)
             async with _answered([answer for _, answer in group]):
                 await self._write([ending for ending, _ in group])
 
     async def _write(self, group: list[Ending]) -> None:
         visits = sum(ending.visits for ending in group)
         first = await self._database.fences(visits) if visits else 0
+        together = alike(group)
         # A row that somebody locks is left to its own claim to wait for.
-        await read(group, await self._database.at_once(statements(group, first), IMPATIENT))
+        await read(together, await self._database.at_once(statements(together, first), IMPATIENT))
 
 
-def statements(group: Sequence[Ending], visit: int) -> list[Statement]:
+def alike(group: Sequence[Ending]) -> list[list[Ending]]:
+    """Return the ends that one statement writes side by side, each list in the order of the group.
+
+    An end that writes columns of its handler's stands alone: only its own statement gives their values their types.
+    """
+    lists: dict[object, list[Ending]] = {}
+    for ending in group:
+        lists.setdefault(id(ending) if ending.key is None else ending.statement, []).append(ending)
+    return list(lists.values())
+
+
+def statements(together: Sequence[Sequence[Ending]], visit: int) -> list[Statement]:
     """Return what writes these ends, and makes the deliveries due that wait for their rows.
 
     Args:
-        group: in the order in which rows are locked.
+        together: what each statement ends.
         visit: the first of as many numbers as there are ends that need one.
     """
     written: list[Statement] = []
-    for ending in group:
-        written.append((ending.statement, {**ending.params, "visit": visit}))
-        visit += ending.visits
+    for endings in together:
+        first = endings[0]
+        lists = {name: [(ending.key or {})[name] for ending in endings] for name in first.key or {}}
+        # `array_position` counts from one.
+        written.append((first.statement, {**first.params, **lists, "visit": visit - 1}))
+        visit += sum(ending.visits for ending in endings)
     # A statement of its own: it has to see who parked while the rows above were being waited for.
-    return [*written, (WAKE_PARKED, {"rows": [ending.row for ending in group]})]
+    rows = [ending.row for endings in together for ending in endings]
+    return [*written, (WAKE_PARKED, {"rows": rows})]
 
 
-async def read(group: Sequence[Ending], cursors: Sequence[Cursor]) -> None:
+async def read(together: Sequence[Sequence[Ending]], cursors: Sequence[Cursor]) -> None:
     """Read the answers of those statements."""
     woken = await cursors[-1].fetchall()
-    for ending, cursor in zip(group, cursors[:-1], strict=True):
-        row = await cursor.fetchone()
-        ending.status = None if row is None else row["status"]
-        ending.woken = [Ready("deliveries", "applying", row["id"]) for row in woken if row["parked_on"] == ending.row]
+    for endings, cursor in zip(together, cursors[:-1], strict=True):
+        statuses = {row["claim_seq"]: row["status"] for row in await cursor.fetchall()}
+        for ending in endings:
+            ending.status = statuses.get(ending.claim_seq)
+            if woken:
+                ending.woken = [Ready("deliveries", "applying", w["id"]) for w in woken if w["parked_on"] == ending.row]
 
 
 @asynccontextmanager

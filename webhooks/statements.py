@@ -40,6 +40,8 @@ GIVEN_BACK = "the answer to the claim was lost"
 NOTIFICATION_ATTEMPTS = 20
 """What a notification's row is given: whoever is to be told may be away for hours."""
 
+# A number of its own for each of many rows, from consecutive ones.
+EACH_VISIT: LiteralString = "%(visit)s + array_position(%(claim_seqs)s::bigint[], claim_seq)"
 CLEARED = SQL("claimed_by = NULL, claimed_at = NULL, lease_until = NULL")
 BACKOFF = SQL("least(%(longest)s, %(first)s * power(2, least(t.attempt_count - 1, 20))) * %(factor)s")
 
@@ -288,37 +290,41 @@ class Statements:
 
     @lru_cache(maxsize=256)  # noqa: B019
     def complete(self, phase: Phase, to: str, columns: tuple[str, ...], entered: Phase | None) -> bytes:
-        """Move our row to its done status; entering another phase's ready status starts a new visit."""
+        """Move our rows to a done status; each that enters another phase's ready status starts a visit of its own."""
         moving = named(
-            "UPDATE {table} SET status = {to}, {move}\nWHERE {fence}\nRETURNING status",
+            "UPDATE {table} SET status = {to}, {move}\nWHERE {among} AND {fences}\nRETURNING status, claim_seq",
             table=self.table,
             to=Literal(to),
-            move=self._move(columns, entered),
-            fence=self.fence(phase),
+            move=self._move(columns, entered, EACH_VISIT),
+            among=self.among(),
+            fences=self.fences(phase),
         )
         return self._closing(moving)
 
     def _closing(self, moving: Composable, *more: Composable) -> bytes:
-        """Compose a statement that ends our claim so that it closes its line in `attempts`, if the row was ours."""
+        """Compose a statement that ends claims of ours so that it closes their lines in `attempts`, where the row was
+        ours."""
         return compose(
             "WITH moved AS (\n{moving}\n), closed AS (\n"
             "    UPDATE {attempts} AS a\n"
             "    SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s\n"
-            "    FROM moved WHERE a.claim_seq = %(claim_seq)s AND a.ended_at IS NULL\n"
+            "    FROM moved WHERE a.claim_seq = moved.claim_seq AND a.ended_at IS NULL\n"
             "){more}\n"
-            "SELECT status FROM moved",
+            "SELECT status, claim_seq FROM moved",
             moving=moving,
             more=Composed([SQL(", {}").format(part) for part in more]),
         )
 
-    def _move(self, columns: tuple[str, ...], entered: Phase | None) -> Composable:
+    def _move(self, columns: tuple[str, ...], entered: Phase | None, visit: LiteralString) -> Composable:
         parts: list[Composable] = [
             SQL("{} = {}").format(Identifier(column), Placeholder("set_" + column)) for column in columns
         ]
         parts += [CLEARED, SQL("claimed_from = NULL, last_error = NULL, not_before = statement_timestamp()")]
         if entered is not None:
             parts.append(
-                SQL("visit = %(visit)s, attempt_count = 0, max_attempts = {}").format(Literal(entered.max_attempts))
+                SQL("visit = {}, attempt_count = 0, max_attempts = {}").format(
+                    SQL(visit), Literal(entered.max_attempts)
+                )
             )
         return SQL(", ").join(parts)
 
@@ -342,7 +348,9 @@ class Statements:
             own=Composed(own),
             cleared=CLEARED,
             fence=self.fence(phase),
-            returned=SQL("{}, status, attempt_count, last_error").format(self.key_list) if notify else SQL("status"),
+            returned=SQL("{}, status, claim_seq, attempt_count, last_error").format(self.key_list)
+            if notify
+            else SQL("status, claim_seq"),
         )
         return self._closing(moving, *([self._notified(phase, "moved")] if notify else []))
 
@@ -488,7 +496,7 @@ class Statements:
             "UPDATE {table} SET status = {to}, {move}\nWHERE {is_key} AND {guard}\nRETURNING claim_seq",
             table=self.table,
             to=Literal(to),
-            move=self._move(columns, entered),
+            move=self._move(columns, entered, "%(visit)s"),
             is_key=self.is_key,
             guard=SQL("status = {}").format(Literal(from_[0]))
             if len(from_) == 1

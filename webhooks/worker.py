@@ -51,26 +51,23 @@ class Worker:
         own: tuple[Gate[Any], ...] = (inbox, notifications)
         self._swept: list[tuple[Gate[Any], Phase]] = [(gate, phase) for gate in own for phase in gate.phases.values()]
         self._lanes: dict[tuple[str, str], Lane] = {}
-        self._add(inbox, "applying", pool.settings.deliveries_concurrency, self._apply, in_batches=True, turn=turn)
+        self._add(inbox, "applying", pool.settings.deliveries_concurrency, self._apply, turn=turn)
         if pool.settings.notify_url is not None:
             # Nothing that a notification does can end the process, so it never waits for the turn of what can.
-            self._add(
-                notifications, "notifying", pool.settings.concurrency, self._notify, in_batches=False, turn=Turn()
-            )
+            self._add(notifications, "notifying", pool.settings.concurrency, self._notify, turn=Turn())
         for gate in consumer.gates.values():
             for phase in gate.phases.values():
                 self._swept.append((gate, phase))
                 if phase.function is not None:
-                    self._add(gate, phase.claimed, phase.concurrency, _runs(phase), in_batches=False, turn=turn)
+                    self._add(gate, phase.claimed, phase.concurrency, _runs(phase), turn=turn)
 
-    def _add(self, gate: Gate[Any], phase: str, concurrency: int, run: Any, *, in_batches: bool, turn: Turn) -> None:
+    def _add(self, gate: Gate[Any], phase: str, concurrency: int, run: Any, *, turn: Turn) -> None:
         self._lanes[gate.table, phase] = Lane(
             self._pool,
             gate,
             phase,
             concurrency=concurrency,
             run=run,
-            in_batches=in_batches,
             turn=turn,
             on_moved=self.know,
         )

@@ -39,7 +39,7 @@ def feed_process(name: str, url: str, jobs: int, pipe: Pipe) -> None:
 
 def _run(peer: Peer, main: Callable[[], Coroutine[Any, Any, None]], pipe: Pipe) -> None:
     os.setsid()  # so that whatever this process starts can be ended with it
-    logging.basicConfig(level=logging.ERROR, force=True)
+    logging.disable(logging.WARNING)  # being cut off in the middle is what happens to a worker here
     try:
         if peer.uvloop:
             uvloop.run(main())

@@ -50,7 +50,7 @@ def _drained(results: Results) -> Table:
         cells: list[str] = []
         for mode in MODES:
             rate, own = results.rate(name, mode), ours[mode]
-            cells += ["-", ""] if rate is None else [_rate(rate), f"{own / rate:.2f} x" if own else ""]
+            cells += ["-", ""] if rate is None else [_rate(rate), _times(own / rate) if own else ""]
         startups = [one.startup_s for rounds in modes.values() for one in rounds if one.startup_s is not None]
         cells.append(f"{statistics.median(startups) * 1000:.0f}" if startups else "in the rate")
         table.add_row(load(name).name, *cells)
@@ -66,6 +66,10 @@ def _settings(results: Results) -> Table:
 
 def _rate(per_second: float) -> str:
     return f"{per_second:,.0f}" if per_second >= 10 else f"{per_second:.1f}"
+
+
+def _times(ratio: float) -> str:
+    return f"{ratio:.2f} x" if ratio < 100 else f"{ratio:,.0f} x"
 
 
 def _limits(results: Results) -> Table:

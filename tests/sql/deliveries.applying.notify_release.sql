@@ -5,14 +5,14 @@ UPDATE deliveries SET status = CASE WHEN (%(escalate)s OR attempt_count - %(refu
     not_before = statement_timestamp() + %(delay)s, last_error = coalesce(%(error)s, last_error),
     "event" = %(set_event)s, claimed_by = NULL, claimed_at = NULL, lease_until = NULL
 WHERE id = %(key)s AND status = 'applying' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL
-RETURNING id, status, attempt_count, last_error
+RETURNING id, status, claim_seq, attempt_count, last_error
 ), closed AS (
     UPDATE attempts AS a
     SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s
-    FROM moved WHERE a.claim_seq = %(claim_seq)s AND a.ended_at IS NULL
+    FROM moved WHERE a.claim_seq = moved.claim_seq AND a.ended_at IS NULL
 ), notified AS (
     INSERT INTO notifications (table_name, key, phase, attempts_made, reason, status, max_attempts)
     SELECT 'deliveries', id::text, 'applying', attempt_count, last_error, 'pending', 20
     FROM moved WHERE status = 'dead'
 )
-SELECT status FROM moved
+SELECT status, claim_seq FROM moved

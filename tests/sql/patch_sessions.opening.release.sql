@@ -5,10 +5,10 @@ UPDATE patch_sessions SET status = CASE WHEN (%(escalate)s OR attempt_count - %(
     not_before = statement_timestamp() + %(delay)s, last_error = coalesce(%(error)s, last_error),
     claimed_by = NULL, claimed_at = NULL, lease_until = NULL
 WHERE sc_id = %(key)s AND status = 'opening' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL
-RETURNING status
+RETURNING status, claim_seq
 ), closed AS (
     UPDATE attempts AS a
     SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s
-    FROM moved WHERE a.claim_seq = %(claim_seq)s AND a.ended_at IS NULL
+    FROM moved WHERE a.claim_seq = moved.claim_seq AND a.ended_at IS NULL
 )
-SELECT status FROM moved
+SELECT status, claim_seq FROM moved
