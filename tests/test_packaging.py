@@ -14,7 +14,8 @@ LOCK = (ROOT / "requirements.lock").read_text()
 
 
 def declared() -> set[str]:
-    extras = PROJECT["project"]["optional-dependencies"].values()
+    # What is only measured beside ours is not pinned: it is installed by who wants to measure.
+    extras = [extra for name, extra in PROJECT["project"]["optional-dependencies"].items() if name != "bench"]
     every = [*PROJECT["project"]["dependencies"], *PROJECT["build-system"]["requires"]]
     every.extend(requirement for extra in extras for requirement in extra)
     return {re.split(r"[\[<>=;~! ]", requirement, maxsplit=1)[0] for requirement in every}

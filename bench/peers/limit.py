@@ -25,7 +25,7 @@ from peers.ours import AGENTS, gate_of_jobs, pool_on
 from webhooks.db import database_time
 
 KEY_PARAMETERS = frozenset({"key"})
-FENCE_PARAMETERS = frozenset({"fence", "claim_seq"})
+FENCE_PARAMETERS = frozenset({"fence", "claim_seq", "claim_seqs"})
 FIRST_FENCE = 1_000_000_000  # far from what the sequence hands out
 CASTS: tuple[tuple[type, str], ...] = ((timedelta, "::interval"), (datetime, "::timestamptz"), (list, "::text[]"))
 
@@ -65,10 +65,9 @@ class Script:
         value = params[name]
         if value is None:
             return "NULL"
-        if name in KEY_PARAMETERS:
-            return ":key"
-        if name in FENCE_PARAMETERS:
-            return ":fence"
+        if name in KEY_PARAMETERS | FENCE_PARAMETERS:
+            variable = ":key" if name in KEY_PARAMETERS else ":fence"
+            return f"ARRAY[{variable}::bigint]" if isinstance(value, list) else variable
         text = "{" + ",".join(map(str, value)) + "}" if isinstance(value, list) else str(value)
         variable = next((known for known, constant in self.constants.items() if constant == text), None)
         if variable is None:
