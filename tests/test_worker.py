@@ -17,7 +17,7 @@ from webhooks import Claim, Consumer, Done, Event, Gate, GitHub, Pool, Shortcut,
 from webhooks.bell import TELL
 from webhooks.db import Ready
 from webhooks.errors import LostClaim
-from webhooks.lane import KNOWN_AFTER, MOST_AHEAD, Pace
+from webhooks.lane import AHEAD_S, KNOWN_AFTER, MOST_AHEAD, Pace
 from webhooks.worker import Worker
 
 # So long that nothing is found by polling before the test has failed.
@@ -652,3 +652,57 @@ async def test_a_row_claimed_ahead_goes_back_uncharged_when_no_slot_comes_free(p
         assert len(stuck) == 4
         slow.set()
         await until_drafted(pool, *range(1000, 1020))
+
+
+async def test_a_lane_that_claimed_ahead_and_then_meets_slow_work_rests_until_a_slot_is_free(
+    pool: Pool, database_url: str
+) -> None:
+    slow = asyncio.Event()
+
+    async def work(key: int) -> None:
+        if key >= 1000:
+            await slow.wait()
+
+    consumer, _ = drafting(work)
+    await waiting(pool, *range(100))
+    async with stack(database_url, consumer, settings=quick()) as running:
+        await until_drafted(pool, *range(100))
+        await waiting(pool, *range(1000, 1020))
+        assert running.worker is not None
+        running.worker.know(Ready("patch_sessions", "drafting", key) for key in range(1000, 1020))
+        lane = running.worker._lanes["patch_sessions", "drafting"]
+        await until(lambda: len(lane._working) > 4)
+        # What runs now is slow, so there is less than no room; rows that are known wait all the same.
+        await asyncio.sleep(2 * AHEAD_S)
+        assert lane._room == 0
+        running.worker.know([Ready("patch_sessions", "drafting", 1)])
+        looks = lane.seen_at
+        async with asyncio.timeout(5):
+            await asyncio.sleep(0.2)  # the loop of the process still turns
+        assert lane.seen_at - looks < 0.2
+        slow.set()
+        await until_drafted(pool, *range(1000, 1020))
+
+
+async def test_a_queue_is_not_asked_over_and_over_while_every_slot_is_taken(pool: Pool, database_url: str) -> None:
+    slow = asyncio.Event()
+
+    async def work(key: int) -> None:
+        if key >= 1000:
+            await slow.wait()
+
+    consumer, _ = drafting(work)
+    await waiting(pool, *range(100))
+    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)) as running:
+        await until_drafted(pool, *range(100))
+        await waiting(pool, *range(1000, 1004))
+        assert running.worker is not None
+        lane = running.worker._lanes["patch_sessions", "drafting"]
+        running.worker.look()
+        await until(lambda: len(lane._working) == 4)
+        await asyncio.sleep(2 * AHEAD_S)
+        before = lane.seen_at
+        await asyncio.sleep(0.3)
+        assert lane.seen_at == before
+        slow.set()
+        await until_drafted(pool, *range(1000, 1004))

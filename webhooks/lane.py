@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Iterable
-from contextlib import suppress
+from collections.abc import Awaitable, Callable, Generator, Iterable
+from contextlib import contextmanager, suppress
 from datetime import timedelta
 from typing import Any
 
@@ -48,6 +48,16 @@ class Pace:
     def __init__(self) -> None:
         self._runs = 0
         self._seconds = 0.0
+        self._since: dict[object, float] = {}  # what runs, the longest first
+
+    @contextmanager
+    def timing(self, run: object) -> Generator[None]:
+        """Time a run."""
+        self._since[run] = time.perf_counter()
+        try:
+            yield
+        finally:
+            self.ran(time.perf_counter() - self._since.pop(run))
 
     def ran(self, seconds: float) -> None:
         """Take note of a run. A slow one counts in full, so that one is enough to go slowly."""
@@ -58,7 +68,11 @@ class Pace:
         """Return how many more rows than there are slots may be claimed, because their turn comes at once."""
         if self._runs < KNOWN_AFTER:
             return 0
-        return min(int(slots * AHEAD_S / max(self._seconds, 1e-6)), MOST_AHEAD)
+        longest = max(self._seconds, 1e-6)
+        for since in self._since.values():
+            longest = max(longest, time.perf_counter() - since)
+            break
+        return min(int(slots * AHEAD_S / longest), MOST_AHEAD)
 
 
 class Lane:
@@ -101,6 +115,7 @@ class Lane:
         self._known: dict[object, None] = {}
         self._wake = asyncio.Event()
         self._scan_now = True
+        self._scan_once_free = False
 
     def know(self, key: object) -> None:
         """Take note of a row that became ready: it is claimed by its key, without a look at the queue."""
@@ -145,19 +160,20 @@ class Lane:
     @property
     def _free(self) -> int:
         """How many slots are free."""
-        return min(self._concurrency - len(self._working), self._ends)
+        return max(0, min(self._concurrency - len(self._working), self._ends))
 
     @property
     def _room(self) -> int:
         """How many fresh rows may be claimed: for the free slots, and for those that come free at once."""
-        return min(self._concurrency + self._pace.ahead(self._concurrency) - len(self._working), self._ends)
+        slots = self._concurrency + self._pace.ahead(self._concurrency)
+        return max(0, min(slots - len(self._working), self._ends))
 
     @property
     def _ends(self) -> int:
         return MOST_ENDING - (len(self.running) - len(self._working))
 
     async def _claim_known(self) -> None:
-        while self._known and self._room > 0:
+        while self._known and self._room:
             keys = list(self._known)[: min(self._room, MOST_AT_ONCE)]
             for key in keys:
                 del self._known[key]
@@ -171,22 +187,23 @@ class Lane:
                 self._start(claim)
 
     async def _claim_next(self) -> bool:
-        """Look through the queue; return whether to look again as soon as there is room."""
+        """Look through the queue; return whether there is more, so that it is looked through again at once."""
         limit = min(self._room, MOST_AT_ONCE)
         fresh = await self.gate.take_next(self._pool, self.phase, limit, which="fresh")
         for claim in fresh:
             self._start(claim)
         more = len(fresh) == limit
-        while self._free > 0:
+        while self._free:
             tried = await self.gate.take_next(self._pool, self.phase, 1, which="tried")
             if not tried:
                 break
             self._start(tried[0])
             fresh += tried
         self._count(won=len(fresh), lost=0)
-        if self._free > 0 and not self._turn.taken:
+        if self._free and not self._turn.taken:
             await self._claim_last_chance()
-        return more or self._free <= 0
+        self._scan_once_free = not more and not self._free
+        return more
 
     async def _claim_last_chance(self) -> None:
         async with self._turn.looking:
@@ -254,14 +271,14 @@ class Lane:
                     raise Snooze(NO_SLOT) from None
             else:
                 await self._slots.acquire()
-            started = time.perf_counter()
             try:
-                return await self._guarded(claim)
+                with self._pace.timing(claim):
+                    return await self._guarded(claim)
             finally:
                 self._slots.release()
-                self._pace.ran(time.perf_counter() - started)
         finally:
             self._working.discard(claim)
+            self._scan_now = self._scan_now or self._scan_once_free
             self._wake.set()
 
     async def _guarded(self, claim: Claim[Any]) -> Done | None:
