@@ -330,6 +330,18 @@ async def test_one_made_by_a_call_whose_answer_was_not_kept_is_known_by_its_addr
     assert on_record(settings) == []
 
 
+async def test_a_lasting_hook_at_the_same_address_is_not_taken_for_what_was_left_behind(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    killed(settings, REPOSITORY, ("asked", None))
+    killed(settings, REPOSITORY, ("lasting", "78"))
+    api.get(GITHUB).respond(json=[hook(78)])
+    gone = api.delete(f"{GITHUB}/78").respond(204)
+    await tidied(settings, told.append)
+    assert not gone.called
+    assert [entry.state for entry in on_record(settings)] == ["lasting"]
+
+
 async def test_where_shortcut_did_not_say_an_id_a_person_is_told_where_to_look(
     settings: Settings, told: list[str]
 ) -> None:

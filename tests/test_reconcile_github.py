@@ -429,6 +429,24 @@ async def test_what_github_cannot_deliver_again_is_named_and_the_others_go_on(
     assert "too old to redeliver" in str(outcomes[gone].reason)
 
 
+async def test_one_that_github_cannot_take_just_now_keeps_no_other_from_being_asked_for(
+    pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
+) -> None:
+    poison, fine = log.add(FAILED, ago=2 * HOUR), log.add(FAILED, ago=HOUR)
+
+    async def answer(guid: str) -> httpx.Response | None:
+        if guid == poison:
+            return httpx.Response(500, json={"message": "Server Error"})
+        await store(pool, guid)
+        return None
+
+    log.answer(respx_mock, answer)
+    outcomes = await redeliver(pool.transaction, github, await missing(pool, github, time), clock=time.clock)
+
+    assert outcomes[fine].result == "arrived"
+    assert (outcomes[poison].result, outcomes[poison].asked) == ("failed", False)
+
+
 async def test_a_limited_rate_is_waited_for_without_holding_a_claim(
     pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
 ) -> None:

@@ -37,7 +37,7 @@ from webhooks.replay import (
 )
 from webhooks.replay.pump import Halt, pump
 from webhooks.replay.report import Tally
-from webhooks.replay.rerunning import How, numbered
+from webhooks.replay.rerunning import How, _same, numbered
 from webhooks.selection import Selection, chosen
 from webhooks.signatures import new_secret, sign
 from webhooks.sources.reading import digest_key
@@ -152,6 +152,18 @@ async def test_a_pruned_delivery_cannot_run_again_either_way(pool: Pool) -> None
     assert (await replayed(pool, ids=(gone, whole))).counts == {"again": 1, "pruned": 1}
     assert (await replayed(pool, "new", ids=(gone, whole))).counts == {"new": 1, "pruned": 1}
     assert (await row_of(pool, gone))["status"] == "processed"
+
+
+async def test_what_is_pruned_after_it_was_looked_at_does_not_run_again(pool: Pool) -> None:
+    [gone] = await github(pool, pushed())
+    await ended(pool, gone, "processed", event="push")
+    parent, [part, _] = await split(pool, 1, 2)
+    await ended(pool, part, "processed", event="story.update")
+    await prune(pool, gone)
+    await prune(pool, parent)
+    async with pool.transaction() as tx:
+        assert await _same(tx, [gone, part], Again(decided_by="Ann")) == ([], [])
+    assert [(await row_of(pool, id))["status"] for id in (gone, part)] == ["processed", "processed"]
 
 
 async def test_another_process_hears_of_it(pool: Pool, database_url: str) -> None:

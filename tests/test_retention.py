@@ -152,21 +152,29 @@ async def test_a_key_stays_while_its_provider_may_send_it_again(pool: Pool, monk
     consumer = Consumer(gates=[], sources=list(sources.values()))
     ages = Ages.of(Settings.load(), sources).only(["keys"])
     kept = [
-        await delivery(pool, 2.9, source="github"),
+        await delivery(pool, 2.9, source="github"),  # its provider may send it again
+        await delivery(pool, 6.9, source="github"),  # refused at first, it could be accepted from the rejections
         await delivery(pool, 29, source="shortcut"),
         await delivery(pool, 29, source="acme"),
         await delivery(pool, 29, source="no source of this consumer"),
     ]
-    for days, source in ((3.1, "github"), (31, "shortcut"), (31, "acme"), (31, "no source of this consumer")):
+    for days, source in ((7.1, "github"), (31, "shortcut"), (31, "acme"), (31, "no source of this consumer")):
         await delivery(pool, days, source=source)
 
     assert counts(await pruned(pool, ages, consumer=consumer)) == {"keys": 4}
     assert list(await left(pool)) == kept
     assert [note.partition(":")[0] for note in ages.notes] == [
-        "keys of github are kept 3d and not 1h",
+        "keys of github are kept 7d and not 1h",
         "keys of shortcut are kept 30d and not 1h",
         "keys of acme are kept 30d and not 1h",
     ]
+
+
+def test_a_key_stays_as_long_as_a_refused_request_may_be_verified_again(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBHOOKS_KEEP_KEYS", "1d")
+    for days, kept in ((1, 3), (7, 7), (20, 20)):
+        monkeypatch.setenv("WEBHOOKS_REJECTIONS_DAYS", str(days))
+        assert Ages.of(Settings.load(), {"github": GitHub()}).keys_of == {"github": kept * DAY}
 
 
 def test_a_source_may_keep_its_keys_longer_or_for_ever(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -792,13 +800,13 @@ async def test_the_command_speaks_json_and_may_be_narrowed(pool: Pool, monkeypat
     told = json.loads((await ran(prune_command, "--json")).output)
     assert [kind["kind"] for kind in told["kinds"]] == list(KINDS)
     keys: dict[str, Any] = next(kind for kind in told["kinds"] if kind["kind"] == "keys")
-    assert (keys["count"], keys["keep"]) == (1, ["3d", "30d"])
-    assert told["keep_keys"] == {"github": "3d", "shortcut": "30d"}
+    assert (keys["count"], keys["keep"]) == (1, ["7d", "30d"])
+    assert told["keep_keys"] == {"github": "7d", "shortcut": "30d"}
     assert told["left"] == {"attempts of tickets, over which this consumer has no gate": 1}
     assert len(told["notes"]) == 2
     shown = (await ran(prune_command)).output
     assert "left alone: 1 attempts of tickets, over which this consumer has no gate" in shown
-    assert "note: keys of github are kept 3d and not 1d" in shown
+    assert "note: keys of github are kept 7d and not 1d" in shown
 
     only = json.loads((await ran(prune_command, "--json", "--yes", "--only", "bodies")).output)
     assert {kind["kind"]: kind["count"] for kind in only["kinds"] if kind["count"]} == {"bodies": 1}

@@ -76,6 +76,8 @@ def test_headers_and_body_are_what_the_channel_wrote() -> None:
         "[" * 100_000,
         '{"body":' + "[" * 100_000,
         '"x"',
+        '{"rawdata":5}',
+        '{"content-type":"application/x-www-form-urlencoded","body":{"payload":"\\ud800"}}',
     ],
     ids=lambda data: data[:20],
 )

@@ -75,7 +75,8 @@ def column_params(columns: Mapping[str, object]) -> dict[str, object]:
 
 def _plain(order_by: LiteralString) -> tuple[LiteralString, ...]:
     """Return the columns of an ascending order, none where it is anything else."""
-    columns = tuple(part.strip() for part in order_by.split(","))
+    parts: list[LiteralString] = order_by.split(",")
+    columns: tuple[LiteralString, ...] = tuple(part.strip() for part in parts)
     return columns if all(NAME.fullmatch(column) for column in columns) else ()
 
 

@@ -52,7 +52,7 @@ class ReplayRequest(BaseModel):
     until: Time | None = None
     row: str | None = Field(default=None, description="it moved this row, or waits for it: `table:key`")
     where_json: list[str] = Field(default_factory=list[str], description="`$.path=value`, in the notation of RFC 9535")
-    limit: int | None = Field(default=None, ge=1, description="the oldest so many at most")
+    limit: int | None = Field(default=None, ge=1, le=LARGEST_ID, description="the oldest so many at most")
     after: int = Field(default=0, ge=0, le=LARGEST_ID, description="only ids above this one: where one goes on")
     all: bool = Field(default=False, description="every delivery")
     how: Literal["same", "new"] = Field(
@@ -62,7 +62,7 @@ class ReplayRequest(BaseModel):
     )
     by: str = Field(default="the control plane", min_length=1, description="who wants it")
     reason: str = Field(default="replay", min_length=1, description="why")
-    rate: float | None = Field(default=None, gt=0, description="so many a second at most")
+    rate: float | None = Field(default=None, gt=0, allow_inf_nan=False, description="so many a second at most")
     yes: bool = Field(default=False, description="do it")
     wait: bool = Field(default=True, description="answer when it has ended; else at once, with its number")
 

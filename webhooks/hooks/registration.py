@@ -6,14 +6,14 @@ first, then the record. Wherever a kill falls, the next start finds no hook, or 
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Callable, Sequence
+from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from typing import Protocol
 
 from webhooks.errors import ConfigurationError, ProviderError
 from webhooks.hooks.github import GitHubHooks
-from webhooks.hooks.left_behind import Entry, Record, forget, left_behind
+from webhooks.hooks.left_behind import Entry, Record, forget, left_behind, recorded
 from webhooks.hooks.shortcut import BY_HAND, ShortcutHooks
 from webhooks.hooks.target import Hook, Target
 from webhooks.provider_api import github_client, shortcut_client
@@ -140,16 +140,17 @@ async def tidied(settings: Settings, tell: Tell) -> None:
         tell: called with what a person should know.
     """
     with left_behind(settings.home) as entries:
+        named = {(entry.target, entry.id) for entry in recorded(settings.home) if entry.id is not None}
         for entry in entries:
             try:
-                await _tidied(settings, entry, tell)
+                await _tidied(settings, entry, named, tell)
             except (ProviderError, ConfigurationError) as error:
                 tell(f"an earlier tunnel left a hook at {entry.target}, to {entry.url}, that is still there: {error}")
             else:
                 forget(entry)
 
 
-async def _tidied(settings: Settings, entry: Entry, tell: Tell) -> None:
+async def _tidied(settings: Settings, entry: Entry, named: Collection[tuple[Target, str]], tell: Tell) -> None:
     if entry.state in ("planned", "reused"):
         return
     id = entry.id
@@ -158,6 +159,8 @@ async def _tidied(settings: Settings, entry: Entry, tell: Tell) -> None:
             # Killed between the call and its answer: what it made, if it made anything, is known by its address.
             found = await hooks.find(entry.url)
             id = found.id if found is not None else None
+            if id is not None and (entry.target, id) in named:
+                return  # another record's, such as a lasting one made since
         if id is not None:
             there = await hooks.remove(id)
             became = "removed" if there else "it is gone already"

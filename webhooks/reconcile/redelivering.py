@@ -30,7 +30,7 @@ ASKED_BEFORE = "it was asked for a short time ago, and is not asked for again so
 NOT_REDELIVERABLE = frozenset({400, 404, 410, 422})
 
 
-Result = Literal["arrived", "not arrived", "refused"]
+Result = Literal["arrived", "not arrived", "refused", "failed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ class Outcome:
     """What became of a delivery that was missing.
 
     Args:
-        result: `refused`: GitHub cannot deliver it again.
+        result: `refused`: GitHub cannot deliver it again; `failed`: GitHub could not take the request just now.
         asked: whether this run asked for it; another may have, or it came by itself.
         reason: for a person, where it did not arrive.
         delivery: its id here, once it arrived.
@@ -132,6 +132,9 @@ class _Run:
                 await self._stay_away(guid, error, error.retry_after)
             elif error.status in NOT_REDELIVERABLE:
                 self._close(guid, Outcome("refused", asked=True, reason=str(error)))
+            elif error.status is None or error.status >= 500:
+                # Of this one only: those after it must not wait until GitHub has forgotten about it.
+                self._close(guid, Outcome("failed", asked=False, reason=str(error)))
             else:
                 raise
             return False

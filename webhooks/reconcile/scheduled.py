@@ -121,7 +121,7 @@ async def _github(pool: Pool, settings: Settings, target: Target, source: Source
             log.info("was missing, and has arrived", what=str(target), guid=guid, delivery=outcome.delivery)
         else:
             log.warning("is missing", what=str(target), guid=guid, result=outcome.result, reason=outcome.reason)
-    if all(outcome.result != "not arrived" for outcome in outcomes.values()):
+    if all(outcome.result in ("arrived", "refused") for outcome in outcomes.values()):
         async with pool.transaction() as tx:
             await turns.whole(tx, scope, turn.began_at)
 

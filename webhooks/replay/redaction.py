@@ -63,6 +63,8 @@ class Redaction:
         """
         kept = tuple(line for line in headers if line[0] not in self.headers)
         changed = self._body(source, headers, body) if self.paths else None
+        if source is None and changed is not None:
+            raise Unreadable("its source is not in this consumer, so nobody knows which header signs what was changed")
         if source is not None and (changed is not None or self.headers & source.recipe.headers):
             kept = tuple(line for line in kept if line[0] != source.recipe.header)
         return kept, body if changed is None else changed
@@ -101,10 +103,12 @@ def _empty(value: Any) -> Any:
 
 
 def _in_its_form(body: bytes, written: bytes) -> bytes:
-    """Put a payload back into the form that it came in; its other fields stay as they are."""
+    """Put a payload back into the form that it came in"""
     fields = body.split(b"&")
     place = next((place for place, field in enumerate(fields) if field.partition(b"=")[0] == b"payload"), None)
     if place is None:
         raise Unreadable("a form without the field payload")
+    if len(fields) > 1:
+        raise Unreadable("a form with other fields beside its payload, in which nothing is looked for")
     fields[place] = b"payload=" + quote_plus(written).encode("ascii")
     return b"&".join(fields)

@@ -34,6 +34,9 @@ AGAIN = compose(
     "WITH ended AS MATERIALIZED (\n"
     "    SELECT d.id FROM {deliveries} AS d\n"
     "    WHERE d.id = ANY(%(ids)s) AND d.status IN ('processed', 'ignored', 'dead')\n"
+    "        AND d.pruned_at IS NULL AND d.headers_pruned_at IS NULL\n"
+    "        AND NOT EXISTS (SELECT 1 FROM {deliveries} AS p WHERE p.id = d.parent\n"
+    "            AND num_nonnulls(p.pruned_at, p.headers_pruned_at) > 0)\n"
     "        AND NOT EXISTS (SELECT 1 FROM {deliveries} AS e WHERE e.parent = d.id)\n"
     "    ORDER BY d.id FOR NO KEY UPDATE OF d SKIP LOCKED\n"
     "), back AS (\n"
@@ -125,6 +128,8 @@ async def again(
             await _batch(pool, batch, request, tally)
             tally.after = reader.after
             progress(tally.report())
+    except Unavailable as error:
+        tally.stopped = str(error)
     except (psycopg.OperationalError, PoolTimeout) as error:
         tally.stopped = f"the database does not answer: {' '.join(str(error).split())}"
     return tally.report()

@@ -39,25 +39,27 @@ class Ages:
 
     @classmethod
     def of(cls, settings: Settings, sources: Mapping[str, Source]) -> Ages:
-        """Read the settings. No key is kept for less than its provider's time for sending it again.
+        """Read the settings. No key is kept for less than its provider's time for sending it again, nor for less than
+        a refused request can be verified again.
 
         Raises:
             ConfigurationError: `WEBHOOKS_KEEP_KEYS_<SOURCE>` cannot be read.
         """
+        refused = timedelta(days=settings.rejections_days)
         keys_of: dict[str, timedelta | None] = {}
         notes: list[str] = []
         for name, source in sources.items():
-            wanted, least = keep_keys_for(name, settings), source.redelivery_window
+            wanted, least = keep_keys_for(name, settings), max(source.redelivery_window, refused)
             keys_of[name] = _at_least(wanted, least)
             if wanted is not None and wanted < least:
                 notes.append(
-                    f"keys of {name} are kept {told(least)} and not {told(wanted)}: its provider may send a delivery "
-                    "again for so long"
+                    f"keys of {name} are kept {told(least)} and not {told(wanted)}: a delivery may be sent "
+                    "again, or a refused one accepted, for so long"
                 )
         return cls(
             bodies=settings.keep_bodies,
             headers=settings.keep_headers,
-            keys=_at_least(settings.keep_keys, Source.redelivery_window),
+            keys=_at_least(settings.keep_keys, max(Source.redelivery_window, refused)),
             keys_of=keys_of,
             attempts=settings.keep_attempts,
             effects=settings.keep_effects,

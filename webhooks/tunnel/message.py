@@ -52,12 +52,13 @@ def read(data: str) -> Message:
     """
     try:
         members = dict(_members(data))
+        headers = tuple(_headers(members))
+        writings = tuple(dict.fromkeys(_writings(members, headers)))
     except (ValueError, RecursionError):
-        raise Unreadable("an event of the channel is not a JSON object") from None
-    if "body" not in members and not any(name in members for name in EXACT):
+        raise Unreadable("an event of the channel is not a JSON object that can be read") from None
+    if not writings:
         raise Unreadable("an event of the channel has no body")
-    headers = tuple(_headers(members))
-    return Message(headers, tuple(dict.fromkeys(_writings(members, headers))))
+    return Message(headers, writings)
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
