@@ -281,3 +281,9 @@ async def test_a_token_that_cannot_be_one_is_told_and_not_shown(settings: Settin
         async with github_client(settings):
             pytest.fail("there is no token")
     assert "secret" not in str(raised.value)
+
+
+def test_an_answer_nested_past_reading_is_an_error_that_says_so() -> None:
+    answer = httpx.Response(200, content=b"[" * 200_000, request=httpx.Request("GET", "https://api.example/x"))
+    with pytest.raises(ProviderError, match="not JSON"):
+        decoded(answer)

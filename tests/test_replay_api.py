@@ -116,6 +116,15 @@ async def test_no_more_than_some_run_at_once_and_all_end_with_the_process(databa
     # A slow replay would go on for minutes: leaving the block has ended all of them.
 
 
+@pytest.mark.parametrize("path", ["$[?match(@, '(a+)+b')]", "$.a[?search (@.b, 'x')]=1"])
+async def test_a_filter_that_may_take_for_ever_is_left_to_the_command(database_url: str, path: str) -> None:
+    consumer = counting()
+    async with stack(database_url, consumer, work=False) as running, asking(running, consumer) as client:
+        answer = await client.post("/api/replays", json={"where_json": [path]})
+        assert answer.status_code == 400
+        assert "webhooks replay" in answer.json()["error"]
+
+
 @pytest.mark.parametrize("body", [{}, {"yes": True}, {"as": "new", "yes": True}])
 async def test_a_replay_of_everything_has_to_be_asked_for(database_url: str, body: dict[str, object]) -> None:
     consumer = counting()

@@ -8,6 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import itertools
+import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
@@ -33,6 +34,7 @@ from webhooks.selection import JsonFilter, Scope, Selection
 log = structlog.get_logger(__name__)
 
 MOST_REMEMBERED = 100
+PATTERN = re.compile(r"\b(?:match|search)\s*\(")
 MOST_AT_ONCE = 4
 
 
@@ -71,8 +73,13 @@ class ReplayRequest(BaseModel):
         """The filters.
 
         Raises:
-            ConfigurationError: a JSON filter cannot be read.
+            ConfigurationError: a JSON filter cannot be read, or may take longer than a process that answers others has.
         """
+        if any(PATTERN.search(text) for text in self.where_json):
+            raise ConfigurationError(
+                "where_json: match() and search() may take for ever, and this process answers others as well: "
+                "give such a filter to webhooks replay"
+            )
         return Selection(
             ids=tuple(self.ids),
             source=self.source,

@@ -71,7 +71,7 @@ def decoded(response: httpx.Response) -> Any:
     """
     try:
         return response.json()
-    except ValueError:
+    except (ValueError, RecursionError):
         where = f"{response.request.method} {response.request.url.path}"
         raise ProviderError(f"{response.request.url.host} answered {where} with something that is not JSON") from None
 
@@ -80,7 +80,7 @@ def said(response: httpx.Response) -> str:
     """Return what the provider says went wrong: its own words where they are JSON, else how the body begins."""
     try:
         body = mapping(response.json())
-    except ValueError:
+    except (ValueError, RecursionError):
         body = {}
     words = [body.get("message"), *(_fault(error) for error in sequence(body.get("errors")))]
     text = "; ".join(word for word in words if isinstance(word, str) and word) or response.text.strip()
