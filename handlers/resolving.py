@@ -12,8 +12,10 @@ from handlers.issue_comments import comment_of, comment_once, number_of
 from handlers.issues import Issue
 from webhooks import Claim, Escalate, Pool
 
+# An attempt that was put back uncharged, such as one that could not run alone, says nothing of the one before it.
 ENDED_BEFORE = """
 SELECT outcome FROM attempts WHERE table_name = 'issues' AND key = %(key)s AND claim_seq <> %(claim_seq)s
+    AND outcome NOT IN ('snoozed', 'interrupted')
 ORDER BY claimed_at DESC LIMIT 1
 """
 
