@@ -167,3 +167,37 @@ async def test_ends_that_write_nothing_of_their_own_are_one_statement_and_others
     assert [(row["status"], row["patch"]) for row in rows] == [
         ("drafted", None if key <= 10 else str(key)) for key in KEYS
     ]
+
+
+async def test_a_value_that_the_driver_cannot_send_takes_no_other_end_with_it(pool: Pool) -> None:
+    class Unspeakable:
+        pass
+
+    class Dumper(psycopg.adapt.Dumper):
+        def dump(self, obj: Any) -> bytes:
+            raise ValueError("it cannot be written down")
+
+    psycopg.adapters.register_dumper(Unspeakable, Dumper)
+    gate = a_gate()
+    await opened(pool, gate, 1, 2, 3)
+    async with Pool.open(pool.url, settings=pool.settings) as fresh:
+        claims = await taken(fresh, gate, 1, 2, 3)
+        patches = ["fine", Unspeakable(), "fine too"]
+        ends = [completed(claim, patch=patch) for claim, patch in zip(claims, patches, strict=True)]
+        async with asyncio.timeout(10):
+            answers = await asyncio.gather(*ends, return_exceptions=True)
+    assert [type(answer) for answer in answers] == [type(None), ValueError, type(None)]
+    assert [await status_of(pool, key) for key in (1, 2, 3)] == ["drafted", "clarified", "drafted"]
+
+
+async def test_whoever_waits_when_the_writing_is_stopped_is_answered(pool: Pool, database_url: str) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1, 2)
+    first, second = await taken(pool, gate, 1, 2)
+    async with await elsewhere(database_url) as holder, holder.transaction():
+        await holder.execute("SELECT 1 FROM patch_sessions WHERE sc_id = 1 FOR UPDATE")
+        under_way = pool.settling.submit(first._written(first.done()))
+        await until_blocked(pool)
+        waiting = pool.settling.submit(second._written(second.done()))
+        await pool.settling.stop()
+        assert (under_way.result(), waiting.result()) == (False, False)

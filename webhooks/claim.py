@@ -334,11 +334,9 @@ class Claim(Generic[Row]):
             entered = owned.entered(status)
             statement = owned.statements.complete(owned.phase, status, tuple(ending.columns), entered)
             params = {"outcome": "done", "error": None, **column_params(ending.columns)}
-            key = {**owned.key.params(self.key), "claim_seqs": self.claim_seq}
-            if ending.columns:
-                params |= {name: [value] for name, value in key.items()}
-            alone = bool(ending.columns)
-            return Ending(self.label, self.claim_seq, statement, params, None if alone else key, entered is not None)
+            lists = {**owned.key.params(self.key), "claim_seqs": self.claim_seq}
+            alone, visits = bool(ending.columns), entered is not None
+            return Ending(self.label, self.claim_seq, statement, params, lists, alone=alone, visits=visits)
         columns = {**self.noted, **ending.columns}
         params = {
             "outcome": ending.outcome,
@@ -349,7 +347,7 @@ class Claim(Generic[Row]):
             **column_params(columns),
         }
         statement = owned.statements.release(owned.phase, tuple(columns), owned.notify)
-        return Ending(self.label, self.claim_seq, statement, {**self._fence, **params}, None, visits=False)
+        return Ending(self.label, self.claim_seq, statement, {**self._fence, **params}, {}, alone=True, visits=False)
 
     def _moved_by(self, ending: Done | Release, written: Ending) -> list[Ready]:
         if isinstance(ending, Release):

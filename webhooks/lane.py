@@ -68,10 +68,8 @@ class Pace:
         """Return how many more rows than there are slots may be claimed, because their turn comes at once."""
         if self._runs < KNOWN_AFTER:
             return 0
-        longest = max(self._seconds, 1e-6)
-        for since in self._since.values():
-            longest = max(longest, time.perf_counter() - since)
-            break
+        now = time.perf_counter()
+        longest = max(self._seconds, now - next(iter(self._since.values()), now), 1e-6)
         return min(int(slots * AHEAD_S / longest), MOST_AHEAD)
 
 
@@ -263,14 +261,11 @@ class Lane:
             Snooze: none came free for a row that was claimed ahead.
         """
         try:
-            if self._slots.locked():
-                try:
-                    async with asyncio.timeout(SLOT_WITHIN_S):
-                        await self._slots.acquire()
-                except TimeoutError:
-                    raise Snooze(NO_SLOT) from None
-            else:
-                await self._slots.acquire()
+            try:
+                async with asyncio.timeout(SLOT_WITHIN_S):
+                    await self._slots.acquire()
+            except TimeoutError:
+                raise Snooze(NO_SLOT) from None
             try:
                 with self._pace.timing(claim):
                     return await self._guarded(claim)

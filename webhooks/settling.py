@@ -1,21 +1,18 @@
 """Claims' ends, many in one commit: while one group is on its way the next ones collect.
 
-A group is one transaction, in the order of its rows so that two processes cannot deadlock, and every end in it carries
-its own fence: an end whose row is somebody else's by now changes nothing, and the others are written all the same. A
-group that fails is nobody's answer: each claim then settles for itself, and sees for itself what is wrong.
+A group is one transaction, in the order of its rows as far as one statement does not write several, and every end in
+it carries its own fence: an end whose row is somebody else's by now changes nothing, and the others are written all the
+same. A group that fails is nobody's answer: each claim then settles for itself, and sees for itself what is wrong.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator, Mapping, Sequence
-from contextlib import asynccontextmanager
+from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import LiteralString, Protocol
 
-import psycopg
 import structlog
-from psycopg_pool import PoolTimeout
 
 from webhooks.db import IMPATIENT, Cursor, Ready, Statement, ended
 from webhooks.statements import WAKE_PARKED
@@ -42,8 +39,8 @@ class Ending:
         claim_seq: the fence.
         statement: one fenced UPDATE that also closes the attempt; it returns the new status, or no row.
         params: its parameters.
-        key: where the statement may end many claims at once, the parameters that are lists then, with this claim's
-            values; else None.
+        lists: the parameters that are lists, one value a claim; empty where the statement ends one claim only.
+        alone: whether it writes values of its handler's, which get their types from a statement of its own.
         visits: whether it enters a ready status, and needs a number for its visit.
         status: the row's new status once it was written; None when the row was not ours any more.
         woken: the deliveries that waited for the row.
@@ -53,7 +50,8 @@ class Ending:
     claim_seq: int
     statement: bytes
     params: Mapping[str, object]
-    key: Mapping[str, object] | None
+    lists: Mapping[str, object]
+    alone: bool
     visits: bool
     status: str | None = None
     woken: list[Ready] = field(default_factory=list[Ready])
@@ -85,29 +83,35 @@ class Settling:
             await ended([self._task])
 
     async def _run(self) -> None:
-        while self._waiting:
-            self._waiting, group = self._waiting[MOST:], self._waiting[:MOST]
-            group.sort(key=lambda one: one[0].row)
-            async with _answered([answer for _, answer in group]):
-                await self._write([ending for ending, _ in group])
+        group: list[tuple[Ending, asyncio.Future[bool]]] = []
+        try:
+            while self._waiting:
+                self._waiting, group = self._waiting[MOST:], self._waiting[:MOST]
+                group.sort(key=lambda one: one[0].row)
+                _answer(group, await self._write([ending for ending, _ in group]))
+        finally:  # when this task is stopped, whoever waits has to find out by itself
+            _answer([*group, *self._waiting], False)
+            self._waiting = []
 
-    async def _write(self, group: list[Ending]) -> None:
-        visits = sum(ending.visits for ending in group)
-        first = await self._database.fences(visits) if visits else 0
+    async def _write(self, group: list[Ending]) -> bool:
         together = alike(group)
-        # A row that somebody locks is left to its own claim to wait for.
-        await read(together, await self._database.at_once(statements(together, first), IMPATIENT))
+        visits = sum(ending.visits for ending in group)
+        try:
+            first = await self._database.fences(visits) if visits else 0
+            # A row that somebody locks is left to its own claim to wait for.
+            await read(together, await self._database.at_once(statements(together, first), IMPATIENT))
+        except Exception as error:  # also a value that the driver cannot send: its own claim is told of it
+            log.debug("a group of claims could not be settled, each is by itself", count=len(group), error=str(error))
+            return False
+        return True
 
 
 def alike(group: Sequence[Ending]) -> list[list[Ending]]:
-    """Return the ends that one statement writes side by side, each list in the order of the group.
-
-    An end that writes columns of its handler's stands alone: only its own statement gives their values their types.
-    """
-    lists: dict[object, list[Ending]] = {}
+    """Return the ends that one statement writes side by side, in the order of the group."""
+    together: dict[object, list[Ending]] = {}
     for ending in group:
-        lists.setdefault(id(ending) if ending.key is None else ending.statement, []).append(ending)
-    return list(lists.values())
+        together.setdefault(id(ending) if ending.alone else ending.statement, []).append(ending)
+    return list(together.values())
 
 
 def statements(together: Sequence[Sequence[Ending]], visit: int) -> list[Statement]:
@@ -120,7 +124,7 @@ def statements(together: Sequence[Sequence[Ending]], visit: int) -> list[Stateme
     written: list[Statement] = []
     for endings in together:
         first = endings[0]
-        lists = {name: [(ending.key or {})[name] for ending in endings] for name in first.key or {}}
+        lists = {name: [ending.lists[name] for ending in endings] for name in first.lists}
         # `array_position` counts from one.
         written.append((first.statement, {**first.params, **lists, "visit": visit - 1}))
         visit += sum(ending.visits for ending in endings)
@@ -140,15 +144,7 @@ async def read(together: Sequence[Sequence[Ending]], cursors: Sequence[Cursor]) 
                 ending.woken = [Ready("deliveries", "applying", w["id"]) for w in woken if w["parked_on"] == ending.row]
 
 
-@asynccontextmanager
-async def _answered(answers: list[asyncio.Future[bool]]) -> AsyncGenerator[None]:
-    written = False
-    try:
-        yield
-        written = True
-    except (psycopg.Error, PoolTimeout) as error:
-        log.debug("a group of claims could not be settled, each is by itself", count=len(answers), error=str(error))
-    finally:
-        for answer in answers:
-            if not answer.done():
-                answer.set_result(written)
+def _answer(waiting: Sequence[tuple[Ending, asyncio.Future[bool]]], written: bool) -> None:
+    for _, answer in waiting:
+        if not answer.done():
+            answer.set_result(written)
