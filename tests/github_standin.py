@@ -35,7 +35,19 @@ class DeliveryLog:
         self, *statuses: str, ago: timedelta, guid: str | None = None, event: str = "push", action: str | None = None
     ) -> str:
         """Log a delivery with an attempt for each status, the last one so long `ago`, and return its guid."""
-        guid = guid or str(uuid.uuid4())
+        return self._add(guid or str(uuid.uuid4()), statuses, ago, event, action, again=False)
+
+    def add_again(self, guid: str, *statuses: str, ago: timedelta) -> None:
+        """Log redeliveries of a delivery, the last one so long `ago`."""
+        self._add(guid, statuses, ago, "push", None, again=True)
+
+    def forget_first(self, guid: str) -> None:
+        """Drop the first attempt at a delivery, as it is when it grows too old."""
+        self._attempts.remove(next(attempt for attempt in self._attempts if attempt["guid"] == guid))
+
+    def _add(
+        self, guid: str, statuses: tuple[str, ...], ago: timedelta, event: str, action: str | None, *, again: bool
+    ) -> str:
         for place, status in enumerate(statuses):
             delivered_at = self.now - ago - timedelta(minutes=len(statuses) - 1 - place)
             self._attempts.append(
@@ -43,7 +55,7 @@ class DeliveryLog:
                     "id": 0,
                     "guid": guid,
                     "delivered_at": delivered_at.isoformat(timespec="milliseconds").replace("+00:00", "Z"),
-                    "redelivery": place > 0,
+                    "redelivery": again or place > 0,
                     "duration": 0.03,
                     "status": status,
                     "status_code": {"OK": 202, "failed to connect": 502}.get(status, 0),

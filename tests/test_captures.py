@@ -146,6 +146,7 @@ async def test_the_request_line_may_be_missing_and_a_given_source_wins(tmp_path:
         (b"just words\n\nbody", "line 1 is no header"),
         (b"x-a: 1\ncontent-length: 10\n\n12345", "cut short: 5 of 10 bytes"),
         (b"payload=%7B%7D", "no empty line"),
+        (b"content-length: " + b"9" * 5000 + b"\n\n{}", "5000 digits"),
     ],
 )
 async def test_a_request_that_is_broken_says_how(tmp_path: Path, content: bytes, fault: str) -> None:
@@ -153,6 +154,23 @@ async def test_a_request_that_is_broken_says_how(tmp_path: Path, content: bytes,
     file.write_bytes(content)
     [capture] = await every(file)
     assert fault in (capture.fault or "")
+
+
+async def test_a_byte_order_mark_before_a_file_hides_nothing_of_it(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "deliveries"
+    for size in (files.CHUNK, 1):
+        monkeypatch.setattr(files, "CHUNK", size)
+        for before in (b"", b"\r\n"):
+            file.write_bytes(files.MARK + before + line(b"one") + b"\r\n" + line(b"two") + b"\r\n")
+            assert [(found.body, found.fault) for found in await every(file)] == [(b"one", None), (b"two", None)]
+    file.write_bytes(files.MARK + b"POST /webhooks/github\r\nx-a: 1\r\n\r\n{}")
+    [found] = await every(file)
+    assert (found.source, found.body, found.fault) == ("github", b"{}", None)
+    file.write_bytes(files.MARK + b"\r\n")
+    with pytest.raises(ConfigurationError, match="there is nothing in"):
+        await every(file)
 
 
 async def test_a_body_longer_than_said_is_not_cut(tmp_path: Path) -> None:

@@ -139,7 +139,7 @@ async def test_several_are_only_shown_with_what_would_happen_until_yes(pool: Poo
     assert facts(real) == {
         ("3", "run again"),
         ("1", "unfinished, made due now"),
-        ("1", "being applied now, left alone"),
+        ("1", "being applied, or run again by somebody else, at this moment: left alone"),
         ("1", "pruned, cannot be replayed"),
     }
     assert [(await row_of(pool, id))["status"] for id in (done, waiting, *parts)] == ["received"] * 4

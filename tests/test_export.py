@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import base64
 import json
+import re
 from typing import Any
 from urllib.parse import parse_qs, quote_plus
 
@@ -112,6 +113,22 @@ async def test_an_id_that_was_taken_out_is_not_in_the_key_either(database_url: s
         [line], _ = await lines(running.pool, "header:X-GitHub-Delivery")
     assert "the-guid" not in json.dumps(line)
     assert line["dedup_key"].startswith("sha256:")
+
+
+async def test_ids_that_were_taken_out_of_bodies_stay_apart_and_cannot_be_guessed(database_url: str) -> None:
+    applied = Applied()
+    async with stack(database_url, applied.consumer(), work=False) as running:
+        for id in ("first-id", "second-id"):
+            await running.send(from_shortcut(stories(7, id=id)))
+        written, _ = await lines(running.pool, "$.id")
+        again, _ = await lines(running.pool, "$.id")
+
+    keys = [line["dedup_key"] for line in (*written, *again)]
+    assert len(set(keys)) == 4
+    for line, key in zip((*written, *again), keys, strict=True):
+        assert re.fullmatch(r"\[redacted\] [0-9a-f]{32}", key)
+        assert SOURCES["shortcut"].dedup_key((), body(line)) == key
+        assert b"-id" not in body(line)
 
 
 # ---- redaction itself

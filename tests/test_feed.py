@@ -6,8 +6,10 @@ import asyncio
 import hashlib
 import json
 import signal
+import socket
 import time
 from collections.abc import AsyncIterator
+from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any, Literal
@@ -22,6 +24,7 @@ from psycopg import AsyncConnection
 
 from webhooks import Pool, feed
 from webhooks.control import frames
+from webhooks.control.followers import Room, Seats
 from webhooks.control.watch import Watch
 from webhooks.db import Transaction
 from webhooks.feed import MOST_BYTES, MOST_DELIVERIES, START, Level, NotAPlace, Page, Place, read_place, written
@@ -474,6 +477,83 @@ async def test_a_follower_that_does_not_read_holds_up_neither_others_nor_the_end
         started = time.monotonic()
     assert time.monotonic() - started < LEAVE_WITHIN_S + 3
     writer.transport.abort()
+
+
+@asynccontextmanager
+async def deaf(here: Deployed) -> AsyncIterator[None]:
+    """Somebody who connects, and reads nothing but the beginning."""
+    raw = socket.socket()
+    raw.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 4096)
+    raw.setblocking(False)
+    await asyncio.get_running_loop().sock_connect(raw, ("127.0.0.1", here.port))
+    reader, writer = await asyncio.open_connection(sock=raw, limit=1024)
+    writer.write(b"GET /api/feed?after=all HTTP/1.1\r\nHost: localhost\r\n\r\n")
+    await reader.readuntil(b"hello")
+    try:
+        yield
+    finally:
+        writer.transport.abort()
+
+
+async def test_one_follower_too_many_is_asked_to_come_again_and_may_once_another_left(database_url: str) -> None:
+    seats = Seats(most=2)
+    async with deployed(database_url, seats=seats) as here, httpx.AsyncClient(trust_env=False) as client:
+        async with following(here.url) as one, following(here.url) as two:
+            await anext(one)
+            await anext(two)
+            full = await client.get(f"{here.url}/api/feed")
+        await until(lambda: not seats.taken)
+        async with following(here.url) as again:
+            assert (await anext(again)).event == "hello"
+
+    assert (full.status_code, full.headers["retry-after"]) == (503, "30")
+    assert "2 follow the feed" in full.json()["error"]
+
+
+async def test_followers_that_read_nothing_hold_no_more_together_than_there_is_room_for(database_url: str) -> None:
+    """Each waits for a body of sixteen MiB: one of them holds it, and a follower of small ones is not held up."""
+    size, room = 16 << 20, Room(24 << 20)
+    async with deployed(database_url, most_bytes=26 << 20, room=room) as here, AsyncExitStack() as stack:
+        await arrived(here.stack.pool, arrival(b"x" * size))
+        for _ in range(4):
+            await stack.enter_async_context(deaf(here))
+        await until(lambda: room.held == size and room._turn.locked())
+        async with following(here.url, "after=now") as events:
+            await anext(events)
+            here.stack.accepter._on_moved = lambda rows: here.control.feed.look()
+            await here.stack.send(from_shortcut(stories(1)))
+            await deliveries(events, 1)
+        assert room.held == size
+        await stack.aclose()
+        await until(lambda: not room.held and not room._turn.locked())
+
+
+async def test_a_follower_that_takes_nothing_is_ended_and_gives_way_to_one_that_does(database_url: str) -> None:
+    size, room, seats = 16 << 20, Room(1 << 20), Seats(patience_s=0.5)
+    async with deployed(database_url, most_bytes=26 << 20, room=room, seats=seats) as here:
+        await arrived(here.stack.pool, arrival(b"x" * size))
+        async with deaf(here):
+            await until(lambda: room.held == size)
+            async with following(here.url) as events:
+                [large] = await deliveries(events, 1)
+            await until(lambda: not seats.taken)
+
+    assert len(body_of(large)) == size
+    assert room.held == 0
+
+
+async def test_room_is_given_out_in_order_and_one_alone_may_have_more_than_there_is() -> None:
+    room = Room(10)
+    assert room.take_now(25)
+    assert not room.take_now(1)
+    room.give(17)
+    first, second = asyncio.create_task(room.take(9)), asyncio.create_task(room.take(1))
+    await asyncio.sleep(0)
+    assert not room.take_now(1)  # it would fit, and others came before
+    assert room.held == 8
+    room.give(8)
+    await asyncio.gather(first, second)
+    assert room.held == 10
 
 
 async def test_silence_is_filled_with_keep_alives_and_now_and_then_a_place(database_url: str) -> None:

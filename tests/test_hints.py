@@ -276,6 +276,8 @@ def test_githubs_form_is_recognised_where_json_is_expected() -> None:
     headers = [("content-type", "application/x-www-form-urlencoded; charset=UTF-8"), *hub("sha256=0")[1:]]
     text = told(evidence(headers, b"payload=%7B%7D", cause="missing_signature"))
     assert "GitHub's form encoding, sent to a source that expects JSON" in text
+    # The content type alone is what curl sends whatever the body is.
+    assert "form encoding" not in told(evidence(headers, b'{"id": "x"}', cause="bad_signature"))
     at_home = evidence(headers, b"payload=%7B%7D", recipe=GitHub.recipe, source="github")
     assert "form encoding" not in told(at_home)
 

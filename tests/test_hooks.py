@@ -342,6 +342,87 @@ async def test_a_lasting_hook_at_the_same_address_is_not_taken_for_what_was_left
     assert [entry.state for entry in on_record(settings)] == ["lasting"]
 
 
+async def test_one_that_was_there_before_is_not_taken_for_what_was_left_behind(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    killed(settings, REPOSITORY, ("asked", None))
+    [path] = (settings.home / "hooks").glob("*.jsonl")
+    path.write_bytes(path.read_bytes() + b'{"state": "asked", "before": ["12"]}\n')
+    api.get(GITHUB).respond(json=[hook(12), hook(78)])
+    theirs, ours = api.delete(f"{GITHUB}/12").respond(204), api.delete(f"{GITHUB}/78").respond(204)
+    await tidied(settings, told.append)
+    assert (theirs.called, ours.called) == (False, True)
+    assert on_record(settings) == []
+
+
+async def test_of_several_that_it_may_have_made_none_is_removed_and_a_person_is_told(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    killed(settings, REPOSITORY, ("asked", None))
+    api.get(GITHUB).respond(json=[hook(12), hook(78)])
+    gone = api.delete(url__startswith=GITHUB).respond(204)
+    await tidied(settings, told.append)
+    assert not gone.called
+    assert "12, 78" in told[0]
+
+
+async def test_what_was_there_before_or_is_on_another_record_survives_a_call_without_an_answer(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    killed(settings, REPOSITORY, ("lasting", "78"))
+    # The one that is there is gone when it is to be changed, as GitHub says, and there again afterwards.
+    api.get(GITHUB).mock(
+        side_effect=[httpx.Response(200, json=[hook(12)]), httpx.Response(200, json=[hook(12), hook(78)])]
+    )
+    api.patch(f"{GITHUB}/12").respond(404)
+    seen: list[tuple[str, ...]] = []
+
+    def unanswered(request: httpx.Request) -> httpx.Response:
+        seen.extend(entry.before for entry in on_record(settings) if entry.state == "asked")
+        raise httpx.ReadTimeout("no answer")
+
+    api.post(GITHUB).mock(side_effect=unanswered)
+    gone = api.delete(url__startswith=GITHUB).respond(204)
+    target = parsed("github:acme/shop,events=push")
+    with record(settings.home, target, "github", URL) as kept, pytest.raises(ProviderError):
+        async with registered(settings, wanted(target), kept, told.append):
+            pytest.fail("there is no hook")
+    assert seen == [("12",)]
+    assert not gone.called
+    assert [entry.state for entry in on_record(settings)] == ["lasting"]
+
+
+async def test_one_that_a_living_tunnel_reuses_is_removed_when_that_has_ended(
+    api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    api.get(GITHUB).respond(json=[])
+    api.post(GITHUB).respond(201, json=hook())
+    gone = api.delete(f"{GITHUB}/12").respond(204)
+    with record(settings.home, REPOSITORY, "github", URL) as other:
+        with record(settings.home, REPOSITORY, "github", URL) as kept:
+            async with registered(settings, wanted(), kept, told.append):
+                other.note("reused", "12")
+        await tidied(settings, told.append)
+        assert not gone.called
+        assert "another record names it" in told[-1]
+    await tidied(settings, told.append)
+    assert gone.called
+    assert on_record(settings) == []
+
+
+@pytest.mark.parametrize("state", ["made", "lasting"])
+async def test_what_was_made_and_is_lasting_since_is_left(
+    state: str, api: respx.MockRouter, settings: Settings, told: list[str]
+) -> None:
+    killed(settings, REPOSITORY, ("asked", None), ("made", "77"))
+    killed(settings, REPOSITORY, (state, "77"))
+    gone = api.delete(f"{GITHUB}/77").respond(204)
+    await tidied(settings, told.append)
+    # Two dead ones do not keep each other's.
+    assert gone.called is (state == "made")
+    assert [entry.state for entry in on_record(settings)] == ([] if state == "made" else ["lasting"])
+
+
 async def test_where_shortcut_did_not_say_an_id_a_person_is_told_where_to_look(
     settings: Settings, told: list[str]
 ) -> None:
@@ -528,6 +609,8 @@ async def test_the_command_makes_lists_and_removes_a_hook_of_github(provider: An
     assert said["changed"] is True
     assert said["secret"] == standing_in.secrets[-1] != "own"
     assert len(standing_in.hooks) == 1
+    # On record, so that it is not taken for what a killed tunnel left behind.
+    assert [(entry.state, entry.id) for entry in recorded(tmp_path / ".webhooks")] == [("lasting", said["id"])]
     listed = await ran(tmp_path, api, "list", "github:acme/shop")
     assert said["id"] in listed.stdout
     assert "https://hooks.example.com/webhooks/github" in listed.stdout
@@ -537,6 +620,7 @@ async def test_the_command_makes_lists_and_removes_a_hook_of_github(provider: An
     gone = await ran(tmp_path, api, "delete", "github:acme/shop", said["url"], "--yes")
     assert gone.returncode == 0, gone.stderr
     assert standing_in.hooks == {}
+    assert recorded(tmp_path / ".webhooks") == []
     missing = await ran(tmp_path, api, "delete", "github:acme/shop", "12345", "--yes")
     assert missing.returncode == 1
     assert "has no hook 12345" in missing.stderr

@@ -287,3 +287,10 @@ def test_an_answer_nested_past_reading_is_an_error_that_says_so() -> None:
     answer = httpx.Response(200, content=b"[" * 200_000, request=httpx.Request("GET", "https://api.example/x"))
     with pytest.raises(ProviderError, match="not JSON"):
         decoded(answer)
+
+
+async def test_a_refusal_nested_past_reading_is_an_error_as_any_other(github: ProviderClient, waits: Waits) -> None:
+    with respx.mock:
+        respx.get(f"{HERE}/x").respond(422, content=b"[" * 200_000)
+        with pytest.raises(ProviderError, match="answered 422"):
+            await request(github, "GET", "/x", clock=waits.clock)

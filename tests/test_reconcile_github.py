@@ -25,7 +25,7 @@ from webhooks import Consumer, GitHub, Pool, Shortcut
 from webhooks.errors import ConfigurationError, ProviderError
 from webhooks.inbox import Copy
 from webhooks.provider_api import Clock, ProviderClient, github_client
-from webhooks.reconcile import asking, turns
+from webhooks.reconcile import asking, github_log, turns
 from webhooks.reconcile.app_auth import AppAuth, app_auth
 from webhooks.reconcile.common import source_of
 from webhooks.reconcile.comparing import Verdict, compared
@@ -209,17 +209,100 @@ async def test_a_log_that_begins_later_than_asked_says_so(
     assert not shorter.lines
 
 
-async def test_our_token_is_not_sent_where_a_link_leads_and_a_loop_ends(
+async def test_our_token_is_not_sent_where_a_link_leads_and_a_loop_is_an_error(
     pool: Pool, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
 ) -> None:
     link = '<https://elsewhere.test/steal?per_page=100&cursor=again>; rel="next"'
     route = respx_mock.get(url__startswith=f"{API}{PATH}/deliveries").respond(json=[], headers={"link": link})
 
-    comparison = await compare(pool.transaction, github, THE_HOOK, GITHUB, HOUR, clock=time.clock)
+    with pytest.raises(ProviderError, match="leads back"):
+        await compare(pool.transaction, github, THE_HOOK, GITHUB, HOUR, clock=time.clock)
 
-    assert not comparison.lines
     assert [call.request.url.host for call in route.calls] == ["github.test", "github.test"]
     assert route.calls.last.request.url.params["cursor"] == "again"
+
+
+async def test_a_link_that_cannot_be_read_is_an_error(
+    pool: Pool, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
+) -> None:
+    respx_mock.get(f"{API}{PATH}/deliveries").respond(json=[], headers={"link": '<http://[::1>; rel="next"'})
+
+    with pytest.raises(ProviderError, match="an address that cannot be read"):
+        await compare(pool.transaction, github, THE_HOOK, GITHUB, HOUR, clock=time.clock)
+
+
+async def test_a_log_that_always_goes_on_is_read_to_a_limit(
+    pool: Pool,
+    time: StillClock,
+    github: ProviderClient,
+    respx_mock: respx.MockRouter,
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr(github_log, "MOST_PAGES", 7)
+
+    def page(request: httpx.Request) -> httpx.Response:
+        assert route.call_count < 20, "it is read for ever"
+        cursor = int(request.url.params.get("cursor", "0")) + 1
+        return httpx.Response(200, json=[], headers={"link": f'<{request.url.path}?cursor={cursor}>; rel="next"'})
+
+    route = respx_mock.get(url__startswith=f"{API}{PATH}/deliveries").mock(side_effect=page)
+
+    with pytest.raises(ProviderError, match="does not end: 7 pages"):
+        await compare(pool.transaction, github, THE_HOOK, GITHUB, HOUR, clock=time.clock)
+    assert route.call_count == 7
+
+
+async def test_what_the_log_has_only_redeliveries_of_is_named_and_not_asked_for(
+    pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
+) -> None:
+    guid = log.add("OK", "OK", ago=2 * DAY)
+    log.forget_first(guid)  # and its key was pruned here
+    log.answer(respx_mock, nothing)
+
+    comparison = await compare(pool.transaction, github, THE_HOOK, GITHUB, 3 * DAY, clock=time.clock)
+
+    assert by_guid(comparison) == {guid: "beyond"}
+    assert [line.guid for line in comparison.left_alone] == [guid]
+    assert await redeliver(pool.transaction, github, comparison, clock=time.clock) == {}
+    assert not log.asked
+
+
+async def test_the_first_attempt_is_looked_for_past_where_reading_would_end(
+    pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
+) -> None:
+    begun = log.add(FAILED, ago=30 * HOUR)
+    log.add_again(begun, FAILED, ago=HOUR)
+    others = [log.add("OK", ago=2 * HOUR + timedelta(minutes=number)) for number in range(350)]
+    log.answer(respx_mock, nothing)
+
+    comparison = await compare(pool.transaction, github, THE_HOOK, GITHUB, timedelta(minutes=90), clock=time.clock)
+
+    assert by_guid(comparison) == {begun: "failed"}
+    assert log.pages == 4
+    await store(pool, begun)
+    again = await compare(pool.transaction, github, THE_HOOK, GITHUB, timedelta(minutes=90), clock=time.clock)
+    assert by_guid(again) == {begun: "here"}
+    assert log.pages == 4 + 2  # nothing further is read for what is here
+    assert len(others) == 350
+
+
+@pytest.mark.parametrize("guid", ["nul\x00here", "x" * 5000, "grün"])
+async def test_a_guid_that_nothing_can_arrive_under_is_named_and_the_others_go_on(
+    pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter, guid: str
+) -> None:
+    log.add(FAILED, ago=2 * HOUR, guid=guid)
+    fine = log.add(FAILED, ago=HOUR)
+
+    async def delivered(guid: str) -> None:
+        await store(pool, guid)
+
+    log.answer(respx_mock, delivered)
+    comparison = await compare(pool.transaction, github, THE_HOOK, GITHUB, DAY, clock=time.clock)
+
+    assert by_guid(comparison) == {guid: "unusable", fine: "failed"}
+    assert [line.guid for line in comparison.left_alone] == [guid]
+    outcomes = await redeliver(pool.transaction, github, comparison, clock=time.clock)
+    assert {guid: outcome.result for guid, outcome in outcomes.items()} == {fine: "arrived"}
 
 
 @pytest.mark.parametrize(
@@ -429,14 +512,31 @@ async def test_what_github_cannot_deliver_again_is_named_and_the_others_go_on(
     assert "too old to redeliver" in str(outcomes[gone].reason)
 
 
+@pytest.mark.parametrize(
+    "refusal",
+    [
+        httpx.Response(500, json={"message": "Server Error"}),
+        httpx.Response(503, headers={"retry-after": "3600"}),
+        httpx.Response(409, json={"message": "Conflict"}),
+        httpx.ReadTimeout("no answer"),
+    ],
+    ids=["500", "503 with a time", "409", "no answer"],
+)
 async def test_one_that_github_cannot_take_just_now_keeps_no_other_from_being_asked_for(
-    pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter
+    pool: Pool,
+    log: DeliveryLog,
+    time: StillClock,
+    github: ProviderClient,
+    respx_mock: respx.MockRouter,
+    refusal: httpx.Response | httpx.ReadTimeout,
 ) -> None:
     poison, fine = log.add(FAILED, ago=2 * HOUR), log.add(FAILED, ago=HOUR)
 
     async def answer(guid: str) -> httpx.Response | None:
         if guid == poison:
-            return httpx.Response(500, json={"message": "Server Error"})
+            if isinstance(refusal, Exception):
+                raise refusal
+            return refusal
         await store(pool, guid)
         return None
 
@@ -445,6 +545,23 @@ async def test_one_that_github_cannot_take_just_now_keeps_no_other_from_being_as
 
     assert outcomes[fine].result == "arrived"
     assert (outcomes[poison].result, outcomes[poison].asked) == ("failed", False)
+
+
+@pytest.mark.parametrize("status", [401, 403])
+async def test_where_github_does_not_let_us_nothing_more_is_asked(
+    pool: Pool, log: DeliveryLog, time: StillClock, github: ProviderClient, respx_mock: respx.MockRouter, status: int
+) -> None:
+    for number in range(3):
+        log.add(FAILED, ago=number * HOUR)
+
+    async def answer(guid: str) -> httpx.Response:
+        return httpx.Response(status, json={"message": "no"})
+
+    log.answer(respx_mock, answer)
+    comparison = await missing(pool, github, time)
+    with pytest.raises(ProviderError, match=str(status)):
+        await redeliver(pool.transaction, github, comparison, clock=time.clock)
+    assert len(log.asked) == 1
 
 
 async def test_a_limited_rate_is_waited_for_without_holding_a_claim(
@@ -786,6 +903,29 @@ async def test_a_round_after_which_something_is_missing_is_looked_at_again(
         row = await (await tx.execute("SELECT whole_until FROM reconcile_turns")).fetchone()
     assert row == {"whole_until": None}
     assert not log.asked
+
+
+async def test_a_round_in_which_one_could_not_be_asked_for_is_looked_at_again_and_the_others_arrive(
+    pool: Pool, log: DeliveryLog, respx_mock: respx.MockRouter, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webhooks.provider_api.calling.FIRST_RETRY_S", 0)
+    poison, fine = log.add(FAILED, ago=2 * HOUR), log.add(FAILED, ago=HOUR)
+    answered: list[str] = []
+
+    async def answer(guid: str) -> httpx.Response | None:
+        answered.append(guid)
+        if guid == poison:
+            return httpx.Response(500)
+        await store(pool, guid)
+        return None
+
+    log.answer(respx_mock, answer)
+    await round_of(pool, SETTINGS, Plan([(TARGET, GITHUB)], None), HOUR, lambda _: None)
+
+    assert answered[-1] == fine
+    async with pool.transaction() as tx:
+        row = await (await tx.execute("SELECT whole_until FROM reconcile_turns")).fetchone()
+    assert row == {"whole_until": None}
 
 
 async def test_a_log_that_cannot_be_read_keeps_no_other_from_being_read(

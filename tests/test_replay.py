@@ -162,8 +162,53 @@ async def test_what_is_pruned_after_it_was_looked_at_does_not_run_again(pool: Po
     await prune(pool, gone)
     await prune(pool, parent)
     async with pool.transaction() as tx:
-        assert await _same(tx, [gone, part], Again(decided_by="Ann")) == ([], [])
+        assert await _same(tx, [gone, part], Again(decided_by="Ann")) == ([], [], 2)
     assert [(await row_of(pool, id))["status"] for id in (gone, part)] == ["processed", "processed"]
+
+
+async def test_what_is_pruned_until_its_row_is_locked_is_counted_as_pruned_and_stays(
+    pool: Pool, database_url: str
+) -> None:
+    """A prune writes to the request alone, and ends after the replay began to look and before it writes."""
+    parent, parts = await split(pool, 1, 2)
+    async with pool_over_a_wire(database_url) as (other, wire):
+        async with other.transaction() as tx:
+            scope = await chosen(tx, Selection(), "run")
+        wire.at("FOR NO KEY UPDATE OF d SKIP LOCKED", "hold")
+        replay = asyncio.create_task(again(other, {}, scope, Again(decided_by=WHO), Limits()))
+        await asyncio.wait_for(wire.held.wait(), 10)
+        await prune(pool, parent)
+        wire.freed.set()
+        report = await replay
+
+    assert report.counts == {"pruned": 2}
+    assert [(await row_of(pool, part))["status"] for part in parts] == ["processed", "processed"]
+    assert await sql(pool, "SELECT * FROM decisions") == []
+
+
+async def test_copies_that_wait_for_others_for_too_long_end_it_and_the_report_says_how_far_it_came(
+    pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webhooks.replay.rerunning.AT_ONCE", 1)
+    monkeypatch.setattr("webhooks.replay.rerunning.MOST_WAITS", 1)
+    first, second = [(await arrived(pool, arrival(pushed(), source="github", key=key)))[0] for key in ("a", "b")]
+    async with await elsewhere(database_url) as other, other.transaction():
+        await other.execute(
+            "INSERT INTO deliveries (source, dedup_key, origin, replay_of, body, status)"
+            " VALUES ('github', 'b#1', 'replay', %s, 'x', 'processed')",
+            (second,),
+        )
+        report = await replayed(pool, "new", ids=(first, second))
+
+    assert (report.counts, report.after) == ({"new": 1}, first)
+    assert "under way" in (report.stopped or "")
+
+
+@pytest.mark.parametrize("rate", [float("inf"), 1e308])
+async def test_a_rate_without_an_end_is_none(pool: Pool, rate: float) -> None:
+    [done] = await github(pool, pushed())
+    await ended(pool, done, "processed", event="push")
+    assert (await replayed(pool, limits=Limits(rate=rate))).counts == {"again": 1}
 
 
 async def test_another_process_hears_of_it(pool: Pool, database_url: str) -> None:
@@ -214,7 +259,7 @@ async def test_a_database_that_goes_away_ends_it_and_the_report_says_how_far_it_
             scope = await chosen(tx, Selection(), "run")
 
         def cut(_: Report) -> None:
-            wire.at("WITH ended AS", "cut before")
+            wire.at("WITH back AS", "cut before")
 
         report = await again(pool, {}, scope, Again(decided_by=WHO), Limits(), cut)
 

@@ -116,13 +116,38 @@ async def test_no_more_than_some_run_at_once_and_all_end_with_the_process(databa
     # A slow replay would go on for minutes: leaving the block has ended all of them.
 
 
-@pytest.mark.parametrize("path", ["$[?match(@, '(a+)+b')]", "$.a[?search (@.b, 'x')]=1"])
+@pytest.mark.parametrize("path", ["$[?match(@, '(a+)+b')]", "$.a[?@.c[?search(@.b, 'x')]]=1"])
 async def test_a_filter_that_may_take_for_ever_is_left_to_the_command(database_url: str, path: str) -> None:
     consumer = counting()
     async with stack(database_url, consumer, work=False) as running, asking(running, consumer) as client:
         answer = await client.post("/api/replays", json={"where_json": [path]})
         assert answer.status_code == 400
         assert "webhooks replay" in answer.json()["error"]
+
+
+async def test_a_filter_whose_value_only_looks_like_one_is_taken(database_url: str) -> None:
+    consumer = counting()
+    async with stack(database_url, consumer, work=False) as running, asking(running, consumer) as client:
+        assert (await replay(client, where_json=["$.title=match(x)"]))["plan"]["total"] == 0
+
+
+@pytest.mark.parametrize(
+    "asked",
+    [
+        '{"all": true, "rate": Infinity}',
+        '{"all": true, "rate": 1e999}',
+        '{"limit": 18446744073709551616}',
+        '{"after": 18446744073709551616}',
+        '{"ids": [18446744073709551616]}',
+        '{"ids": [0]}',
+    ],
+)
+async def test_a_number_that_cannot_be_is_a_mistake_of_who_asks(database_url: str, asked: str) -> None:
+    consumer = counting()
+    async with stack(database_url, consumer, work=False) as running, asking(running, consumer) as client:
+        answer = await client.post("/api/replays", content=asked, headers={"content-type": "application/json"})
+        assert 400 <= answer.status_code < 500
+        assert answer.status_code != 404
 
 
 @pytest.mark.parametrize("body", [{}, {"yes": True}, {"as": "new", "yes": True}])

@@ -242,6 +242,23 @@ def test_what_is_no_path_is_refused_with_an_example(text: str) -> None:
         JsonFilter.read(text)
 
 
+@pytest.mark.parametrize(
+    ("text", "has_pattern"),
+    [
+        ("$[?match(@.a, '(a+)+b')]", True),
+        ("$..[?search(@.a, 'x')]=1", True),
+        ("$.a[0, ?@.b == 1 && !(@.c || match(@.d, $.e))]", True),
+        ("$[?count(@[?search(@, 'x')]) > 1]", True),
+        ("$[?length(value(@[?match(@, 'b')])) == 1]", True),
+        ("$[?length(@.a) == 5].match", False),
+        ("$['match(@)']", False),
+        ("$.title=a search (or a match(x))", False),
+    ],
+)
+def test_a_filter_says_whether_a_regular_expression_is_in_it(text: str, has_pattern: bool) -> None:
+    assert JsonFilter.read(text).has_pattern is has_pattern
+
+
 MANY = """
 INSERT INTO deliveries (source, dedup_key, body, received_at, event, status, moved_rows)
 SELECT 'github', n::text, 'x', now() - (20000 - n) * interval '1 second', 'push',

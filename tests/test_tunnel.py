@@ -29,7 +29,7 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from webhooks import GitHub, Shortcut, StandardWebhooks
-from webhooks.cli.tunnel import tunnel
+from webhooks.cli.tunnel import tunnel, until_stopped
 from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.migrate import migrate
 from webhooks.sending import Answer, opened
@@ -84,7 +84,7 @@ async def test_two_tunnels_do_not_share_a_place(tmp_path: Path) -> None:
                 pass
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"cursor": 3}'])
+@pytest.mark.parametrize("content", ["", "[]", "{", '{"cursor": 3}', '{"cursor": ""}', "[" * 100_000])
 async def test_a_place_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path, content: str) -> None:
     async with bookmark(tmp_path, "https://a", [], HERE) as kept:
         path = kept.path
@@ -122,6 +122,46 @@ async def test_a_place_that_cannot_be_written_ends_the_tunnel(tmp_path: Path) ->
             await until(lambda: kept._failure is not None)
             kept.path.with_suffix(".new").rmdir()
             kept.keep("two")
+
+
+@pytest.mark.parametrize("ending", [None, Stopped("refused here")])
+async def test_a_full_disk_at_the_end_is_told_with_the_file_and_hides_no_other_reason(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, ending: Stopped | None
+) -> None:
+    def no_room(descriptor: int) -> None:
+        raise OSError(28, "No space left on device")
+
+    monkeypatch.setattr(os, "fsync", no_room)
+    with pytest.raises(WebhooksError) as told:
+        async with bookmark(tmp_path, "https://a", [], HERE) as kept:
+            kept.keep("one")
+            if ending is not None:
+                raise ending
+    assert isinstance(told.value, ConfigurationError if ending is None else Stopped)
+    assert f"{kept.path}: No space left on device; make room" in str(told.value)
+    assert str(told.value).startswith("" if ending is None else "refused here\n")
+
+
+async def test_a_lock_that_cannot_be_made_is_told_with_the_file(tmp_path: Path) -> None:
+    async with bookmark(tmp_path, "https://a", [], HERE) as kept:
+        lock = kept.path.with_suffix(".lock")
+    lock.unlink()
+    lock.mkdir()
+    with pytest.raises(ConfigurationError, match=r"cannot be kept in .*lock: Is a directory"):
+        async with bookmark(tmp_path, "https://a", [], HERE):
+            pass
+
+
+async def test_a_tunnel_told_to_stop_still_says_what_it_could_not_do_at_the_end() -> None:
+    async def work() -> None:
+        try:
+            os.kill(os.getpid(), signal.SIGTERM)
+            await asyncio.Event().wait()
+        finally:
+            raise ConfigurationError("the place cannot be kept")
+
+    with pytest.raises(ConfigurationError, match="cannot be kept"):
+        await until_stopped(work())
 
 
 # ---- posting
@@ -675,6 +715,18 @@ def test_a_line_and_the_summary_say_what_became_of_each() -> None:
     assert said.lines[2].endswith("github  push  #7 → 401 skipped: bad_signature  1 ms")
     assert "a transaction is open" in said.lines[5]
     assert report.summary(2).startswith("passed on 2 (1 new, 1 were here already), 1 skipped, 1 pruned, in 0 s over 2")
+
+
+def test_what_a_sender_wrote_begins_no_line_of_its_own() -> None:
+    said = Said()
+    report = Report(said, {})
+    forged = "push\r\n12:00:00  github  push  #8 → 202 accepted"
+    report.passed(incoming(event=forged), Answer("accepted", 202, 9, None, None, 0.001))
+    report.skipped(incoming(source=forged), Answer("refused", 400, None, forged, None, 0.001))
+    report.pruned(forged, 3, datetime.now(UTC))
+
+    assert len(said.lines) == 3
+    assert all("push\\r\\n12:00:00" in line and len(line.splitlines()) == 1 for line in said.lines)
 
 
 # ---- the command

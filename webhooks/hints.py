@@ -138,7 +138,9 @@ def _wrong_address(evidence: Evidence) -> Iterator[str]:
     if first(evidence.headers, evidence.recipe.header) is None:
         yield from _meant_for_another(evidence)
     content_type = (first(evidence.headers, "content-type") or "").partition(";")[0].strip().lower()
-    if content_type == _FORM and not _is_hub(evidence.recipe):
+    # A mere form is what `curl -d` sends whatever the body is.
+    is_form = evidence.body is None or evidence.body.startswith(b"payload=") or b"&payload=" in evidence.body
+    if content_type == _FORM and is_form and not _is_hub(evidence.recipe):
         yield (
             "this is GitHub's form encoding, sent to a source that expects JSON: in the hook's settings choose the "
             "content type application/json, or give it the URL of a GitHub source"

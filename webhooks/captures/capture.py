@@ -15,6 +15,7 @@ _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's (RFC 9110, 5.6
 _REQUEST_LINE = re.compile(rb"[A-Z]{3,10} (\S+)(?: HTTP/[0-9.]+)?")
 _PATH = re.compile(rb"/webhooks/([a-z][a-z0-9_-]*)(?:[?#].*)?$")
 _LINE = re.compile(rb"(.*?)\r?\n")
+_MOST_DIGITS = 18  # of a length; Python refuses to read very many
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -78,7 +79,10 @@ def request(content: bytes, *, place: int, name: str, source: str | None) -> Cap
         headers.append((given.decode("ascii").lower(), value.strip(b" \t").decode("latin-1")))
     body = content[at:]
     lengths = {value for given, value in headers if given == "content-length"}
-    length = int(next(iter(lengths))) if len(lengths) == 1 and next(iter(lengths)).isdecimal() else None
+    said_length = lengths.pop() if len(lengths) == 1 else ""
+    if said_length.isdecimal() and len(said_length) > _MOST_DIGITS:
+        return faulty(f"its Content-Length has {len(said_length)} digits: no body is that long")
+    length = int(said_length) if said_length.isdecimal() else None
     if length is not None and len(body) < length:
         return faulty(f"its body is cut short: {len(body)} of {length} bytes")
     if length is not None and not body[length:].strip(b"\r\n"):

@@ -19,6 +19,7 @@ from webhooks.sources import Source
 
 CHUNK = 256 * 1024
 ENDINGS = (".json", ".ndjson", ".http")
+MARK = b"\xef\xbb\xbf"  # the byte order mark, which PowerShell writes before a text
 
 
 async def captures(
@@ -67,15 +68,16 @@ async def _captures(
     with file:
         async with aclosing(_chunks(file)) as chunks:
             first = await _first_line(chunks)
-            if not first.strip():
+            text = first.removeprefix(MARK)
+            if not text.strip():
                 raise ConfigurationError(f"there is nothing in {name}")
-            if not lines.is_line(first.lstrip().partition(b"\n")[0]):
+            if not lines.is_line(text.lstrip().partition(b"\n")[0]):
                 content = first + b"".join([chunk async for chunk in chunks])
                 yield _whole(content, path, name, sources, source, event, before + 1)
                 return
 
             number = 0
-            async for line in _lines(first, chunks):
+            async for line in _lines(text, chunks):
                 number += 1
                 if line.strip():
                     before += 1
@@ -93,8 +95,9 @@ def _whole(
     event: str | None,
     place: int,
 ) -> Capture:
-    if content.removeprefix(b"\xef\xbb\xbf").lstrip()[:1] not in (b"{", b"["):
-        return request(content, place=place, name=name, source=source)
+    text = content.removeprefix(MARK)
+    if text.lstrip()[:1] not in (b"{", b"["):
+        return request(text, place=place, name=name, source=source)
     sender = sources.get(source) if source is not None else None
     if sender is None:
         known = ", ".join(sources) or "none"
@@ -144,7 +147,7 @@ async def _first_line(chunks: AsyncIterator[bytes]) -> bytes:
     read = bytearray()
     async for chunk in chunks:
         read += chunk
-        if b"\n" in chunk and b"\n" in read.lstrip():
+        if b"\n" in chunk and b"\n" in read.removeprefix(MARK).lstrip():
             break
     return bytes(read)
 

@@ -91,7 +91,7 @@ async def _listed(settings: Settings, target: Target) -> list[Hook]:
             return await provider.listed()
         assert isinstance(provider, ShortcutHooks)
         found: list[Hook] = []
-        for entry in _made_here(settings):
+        for entry in _made_here(settings, target):
             hook = await provider.one(entry.id) if entry.id else None
             if hook is not None:
                 found.append(hook)
@@ -145,15 +145,24 @@ def _address(url: str, source: Source) -> str:
 async def _created(settings: Settings, target: Target, source: Source, url: str, secret: str) -> tuple[Hook, bool]:
     events = events_for(target, source)
     async with hooks_at(settings, target) as provider:
-        existing = await provider.find(url)
+        existing = next(iter(await provider.at(url)), None)
         id = existing.id if existing is not None else _id_here(settings, target, url)
         if isinstance(provider, ShortcutHooks):
             return await _created_at_shortcut(settings, provider, source, url, secret, id)
         if id is not None:
             changed = await provider.change(id, url, secret, events, replace=bool(target.events))
             if changed is not None:
-                return changed, True
-        return await provider.create(url, secret, events), False
+                return _lasting(settings, target, source, url, changed), True
+        return _lasting(settings, target, source, url, await provider.create(url, secret, events)), False
+
+
+def _lasting(settings: Settings, target: Target, source: Source, url: str, hook: Hook) -> Hook:
+    """Put a hook on record as one that stays, so that none takes it for what a killed tunnel left behind."""
+    if hook.id is not None:
+        _forget(settings, target, hook.id)
+        with record(settings.home, Target(target.provider, target.repository), source.name, url) as kept:
+            kept.note("lasting", hook.id)
+    return hook
 
 
 async def _created_at_shortcut(
@@ -163,7 +172,7 @@ async def _created_at_shortcut(
     with record(settings.home, Target("shortcut"), source.name, url) as kept:
         if id is not None:
             await provider.remove(id)
-            _forget(settings, id)
+            _forget(settings, Target("shortcut"), id)
         kept.note("asked")
         try:
             hook = await provider.create(url, secret, ())
@@ -204,7 +213,7 @@ async def _found(settings: Settings, target: Target, which: str) -> Hook:
         id = _id_here(settings, target, which) or which
         hook = await provider.one(id) if "/" not in id else None
         if hook is None:
-            _forget(settings, id)
+            _forget(settings, target, id)
             _not_one(target, which, 0)
         return hook
 
@@ -219,24 +228,24 @@ def _not_one(target: Target, which: str, count: int) -> NoReturn:
 async def _removed(settings: Settings, target: Target, id: str) -> bool:
     async with hooks_at(settings, target) as provider:
         there = await provider.remove(id)
-    if target.provider == "shortcut":
-        _forget(settings, id)
+    _forget(settings, target, id)
     return there
 
 
-def _made_here(settings: Settings) -> list[Entry]:
-    return [entry for entry in recorded(settings.home) if entry.target.provider == "shortcut"]
+def _made_here(settings: Settings, target: Target) -> list[Entry]:
+    where = (target.provider, target.repository)
+    return [entry for entry in recorded(settings.home) if (entry.target.provider, entry.target.repository) == where]
 
 
 def _id_here(settings: Settings, target: Target, url: str) -> str | None:
     """Return the id of a hook of Shortcut's that was made from here for an address."""
     if target.provider != "shortcut":
         return None
-    entries = [entry for entry in _made_here(settings) if same_address(entry.url, url)]
+    entries = [entry for entry in _made_here(settings, target) if same_address(entry.url, url)]
     return next((entry.id for entry in entries if entry.state == "lasting"), None)
 
 
-def _forget(settings: Settings, id: str) -> None:
-    for entry in _made_here(settings):
+def _forget(settings: Settings, target: Target, id: str) -> None:
+    for entry in _made_here(settings, target):
         if entry.id == id and entry.state == "lasting":
             forget(entry)

@@ -112,7 +112,7 @@ def github(
     else:
         print_github(comparison, outcomes, everything=everything, asked=ask)
     arrived = sum(outcome.result == "arrived" for outcome in outcomes.values())
-    if comparison.expired or arrived < len(comparison.wanted):
+    if comparison.expired or comparison.left_alone or arrived < len(comparison.wanted):
         raise click.exceptions.Exit(SOMETHING_IS_MISSING)
 
 

@@ -16,8 +16,21 @@ from webhooks.reconcile import github, shortcut
 from webhooks.reconcile.redelivering import Outcome
 
 MOST_SHOWN = 200
-COLOURS = {"here": "green", "missing": "red", "failed": "red", "expired": "magenta", "on its way": "cyan"}
-WORDS = {"missing": "missing here", "failed": "failed there"}
+COLOURS = {
+    "here": "green",
+    "missing": "red",
+    "failed": "red",
+    "expired": "magenta",
+    "beyond": "yellow",
+    "unusable": "yellow",
+    "on its way": "cyan",
+}
+WORDS = {
+    "missing": "missing here",
+    "failed": "failed there",
+    "beyond": "first tried before the log begins",
+    "unusable": "guid not usable",
+}
 
 
 def print_github(comparison: github.Comparison, outcomes: dict[str, Outcome], *, everything: bool, asked: bool) -> None:
@@ -44,6 +57,8 @@ def print_github(comparison: github.Comparison, outcomes: dict[str, Outcome], *,
         click.echo(f"GitHub's log begins at {begins}: anything it delivered before that cannot be seen any more")
     if comparison.expired:
         click.echo(f"{len(comparison.expired)} too old to be delivered again: look at GitHub for what they told of")
+    if any(line.verdict == "beyond" for line in comparison.lines):
+        click.echo("first tried before the log begins: they may have been here and pruned, so they are not asked for")
     if comparison.wanted and not asked:
         click.echo("have them delivered again with --redeliver")
     results = Counter(outcome.result for outcome in outcomes.values())

@@ -29,7 +29,7 @@ SAID: Mapping[Result, str] = {
     "answered": "a test of the URL, not stored",
     "refused": "refused",
     "failed": "failed",
-    "left_alone": "being applied now, left alone",
+    "left_alone": "being applied, or run again by somebody else, at this moment: left alone",
     "pruned": "pruned, cannot be replayed",
 }
 BAD = frozenset({"refused", "failed", "left_alone", "pruned"})
@@ -44,7 +44,7 @@ def would(group: Group, *, how: str, to: str | None) -> str:
     if how == "new":
         return "a new delivery"
     if group.disposition == "applying":
-        return SAID["left_alone"]
+        return "being applied now, left alone"
     return "made due now" if group.disposition in ("received", "parked") else "runs again"
 
 

@@ -202,6 +202,8 @@ async def until_stopped(work: Coroutine[Any, Any, None]) -> None:
         if task.done():
             task.result()
         await ended([task])
+        if task.done() and not task.cancelled():  # it ended with what it could not do at the end
+            task.result()
 
 
 def _known(app: str, *, needed: bool) -> Mapping[str, Source]:

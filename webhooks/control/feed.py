@@ -1,4 +1,4 @@
-"""`GET /api/feed`: the inbox as server-sent events, to any number of followers, each from a place of its own.
+"""`GET /api/feed`: the inbox as server-sent events, to many followers, each from a place of its own.
 
     id: <cursor>                 where to go on: give it back as `after=`, or as `Last-Event-ID`
     event: hello                 first: how many deliveries wait, since when, and how many are held back
@@ -8,20 +8,20 @@
     : keep-alive                 every fifteen seconds at least
 
 A response is written as fast as its follower reads, a page at a time, so that no follower costs more memory than one
-page or one body.
+page or one body, and all of them together no more than `control/followers.py` says.
 """
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncGenerator
+from contextlib import asynccontextmanager
 from datetime import datetime, timedelta
 from functools import partial
 from typing import Literal
 
 import psycopg
 from pydantic import BaseModel, ConfigDict, Field
-from sse_starlette import EventSourceResponse
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
@@ -30,12 +30,13 @@ from webhooks import deliveries, feed
 from webhooks.consumer import Consumer
 from webhooks.control.answers import Answer
 from webhooks.control.ask import Asker
+from webhooks.control.followers import SMALL_BYTES, Room, Seated, Seats
 from webhooks.control.frames import KEEP_ALIVE, event, lag, time_of, written
 from webhooks.control.operations import Operation, read_query
 from webhooks.control.watch import Watch
 from webhooks.db import ended, finished
 from webhooks.errors import Unavailable
-from webhooks.feed import Level, NotAPlace, Place
+from webhooks.feed import Level, NotAPlace, Page, Place
 from webhooks.pool import Pool
 
 WORTH_TELLING_S = 5.0
@@ -79,13 +80,25 @@ class Feed:
         pool: whose address is used; the feed has a connection of its own.
         consumer: whose sources may be asked for.
         keep_alive_s: after how many seconds of silence a follower is told that there is nothing to tell.
+        seats: how many may follow.
+        room: what they may hold together.
     """
 
-    def __init__(self, pool: Pool, consumer: Consumer, *, keep_alive_s: float = feed.KEEP_ALIVE_S) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        consumer: Consumer,
+        *,
+        keep_alive_s: float = feed.KEEP_ALIVE_S,
+        seats: Seats | None = None,
+        room: Room | None = None,
+    ) -> None:
         self._asker = Asker(pool, WITHIN_S, LIMIT)
         self._watch = Watch(self._asker)
         self._sources = consumer.sources
         self._keep_alive_s = keep_alive_s
+        self._seats = seats or Seats()
+        self._room = room or Room()
         self._stopping = asyncio.Event()
 
     def operations(self) -> list[Operation]:
@@ -124,9 +137,7 @@ class Feed:
         level = await self._watch.fresh()
         hello = event("hello", place, {"version": 1, **await self._standing(place, level, sources)})
         events = _kept_alive(self._events(hello, place, level, sources), self._keep_alive_s, self._stopping)
-        # With our own keep-alives, because theirs may come in the middle of a long event; and our own end, because
-        # theirs waits for the signal of a uvicorn that owns the process.
-        return EventSourceResponse(events, ping=0)
+        return Seated(events, self._seats)
 
     async def waiting(self, request: Request) -> Response:
         place, sources = await self._asked(request)
@@ -158,16 +169,12 @@ class Feed:
             yield hello
             told, told_at = place, loop.time()
             while True:
-                try:
-                    page = await self._asker.ask(partial(feed.page, after=place, level=level, sources=sources))
-                except (Unavailable, psycopg.Error):
-                    await asyncio.sleep(AGAIN_AFTER_S)
-                    continue
-                for piece in written(page.entries):
-                    yield piece
-                if page.entries:
-                    told, told_at = page.entries[-1].place, loop.time()
-                place, more = page.place, page.more
+                async with self._page(place, level, sources) as page:
+                    for piece in written(page.entries):
+                        yield piece
+                    if page.entries:
+                        told, told_at = page.entries[-1].place, loop.time()
+                    place, more = page.place, page.more
                 del page  # which need not be kept while nothing comes
                 if more:
                     continue
@@ -177,6 +184,33 @@ class Feed:
                 if place != told or level.held_s >= WORTH_TELLING_S:
                     yield event("position", place, lag(level))
                     told, told_at = place, loop.time()
+
+    @asynccontextmanager
+    async def _page(self, place: Place, level: Level, sources: frozenset[str]) -> AsyncGenerator[Page]:
+        """Read the next page, as soon as the database answers and there is room for it; it is there for the block."""
+        held = 0
+        try:
+            while True:
+                try:
+                    page = await self._asker.ask(partial(feed.page, after=place, level=level, sources=sources))
+                except (Unavailable, psycopg.Error):
+                    await asyncio.sleep(AGAIN_AFTER_S)
+                    continue
+                size = sum(len(entry.body or b"") for entry in page.entries)
+                if size <= max(SMALL_BYTES, held):
+                    break
+                if self._room.take_now(size - held):
+                    held = size
+                    break
+                # Whoever waits holds nothing; it is read again when its turn comes.
+                del page
+                self._room.give(held)
+                held = 0
+                await self._room.take(size)
+                held = size
+            yield page
+        finally:
+            self._room.give(held)
 
     async def _standing(self, place: Place, level: Level, sources: frozenset[str]) -> dict[str, object]:
         waiting = await self._asker.ask(partial(feed.waiting, after=place, level=level, sources=sources))

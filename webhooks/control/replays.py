@@ -8,11 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import re
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
-from typing import Any, Literal
+from typing import Annotated, Any, Literal
 
 import structlog
 from pydantic import BaseModel, ConfigDict, Field
@@ -34,7 +33,6 @@ from webhooks.selection import JsonFilter, Scope, Selection
 log = structlog.get_logger(__name__)
 
 MOST_REMEMBERED = 100
-PATTERN = re.compile(r"\b(?:match|search)\s*\(")
 MOST_AT_ONCE = 4
 
 
@@ -46,7 +44,9 @@ class ReplayRequest(BaseModel):
 
     model_config = ConfigDict(extra="forbid", populate_by_name=True)
 
-    ids: list[int] = Field(default_factory=list[int], max_length=10_000, description="only these deliveries")
+    ids: list[Annotated[int, Field(ge=1, le=LARGEST_ID)]] = Field(
+        default_factory=list[int], max_length=10_000, description="only these deliveries"
+    )
     source: str | None = Field(default=None, description="the source's name, in any letter case")
     event: str | None = Field(default=None, description="a part of the event's name, in any letter case")
     disposition: Disposition | None = Field(default=None, description="what became of it")
@@ -75,7 +75,8 @@ class ReplayRequest(BaseModel):
         Raises:
             ConfigurationError: a JSON filter cannot be read, or may take longer than a process that answers others has.
         """
-        if any(PATTERN.search(text) for text in self.where_json):
+        where_json = tuple(JsonFilter.read(text) for text in self.where_json)
+        if any(each.has_pattern for each in where_json):
             raise ConfigurationError(
                 "where_json: match() and search() may take for ever, and this process answers others as well: "
                 "give such a filter to webhooks replay"
@@ -88,7 +89,7 @@ class ReplayRequest(BaseModel):
             since=moment(self.since),
             until=moment(self.until),
             row=self.row,
-            where_json=tuple(JsonFilter.read(text) for text in self.where_json),
+            where_json=where_json,
             limit=self.limit,
             after=self.after,
         )

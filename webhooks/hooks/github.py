@@ -43,9 +43,9 @@ class GitHubHooks:
                 break
         return found
 
-    async def find(self, url: str) -> Hook | None:
-        """Return the hook that sends to an address, if there is one."""
-        return next((hook for hook in await self.listed() if same_address(hook.url, url)), None)
+    async def at(self, url: str) -> list[Hook]:
+        """Return every hook that sends to an address."""
+        return [hook for hook in await self.listed() if same_address(hook.url, url)]
 
     async def create(self, url: str, secret: str, events: Sequence[str]) -> Hook:
         """Make a hook. GitHub sends it a `ping` at once."""

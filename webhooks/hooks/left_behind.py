@@ -11,7 +11,7 @@ import json
 import os
 import secrets
 import sys
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import dataclass
 from datetime import UTC, datetime
@@ -20,7 +20,7 @@ from typing import Any, Literal, get_args
 
 from webhooks.errors import ConfigurationError
 from webhooks.hooks.target import KINDS, ProviderName, Target
-from webhooks.sources.reading import is_object
+from webhooks.sources.reading import is_object, sequence
 
 if sys.platform != "win32":
     import fcntl
@@ -46,6 +46,7 @@ class Entry:
         made_at: when the record was begun, in ISO 8601.
         state: how far it got.
         id: the provider's name for it, None while that is not known.
+        before: the hooks that sent there before one was asked for, so that none of them is ours.
     """
 
     path: Path
@@ -56,25 +57,31 @@ class Entry:
     made_at: str
     state: State
     id: str | None
+    before: tuple[str, ...] = ()
 
 
 class Record:
-    """A record that this process holds."""
+    """A record that this process holds.
+
+    Attributes:
+        state: how far it got.
+        path: where it is.
+    """
 
     def __init__(self, path: Path, descriptor: int, state: State) -> None:
         self.state: State = state
-        self._path = path
+        self.path = path
         self._descriptor = descriptor
 
-    def note(self, state: State, id: str | None = None) -> None:
-        """Add how far it got, on disk when this returns."""
+    def note(self, state: State, id: str | None = None, *, before: Sequence[str] = ()) -> None:
+        """Add how far it got, and what sent there before; on disk when this returns."""
         self.state = state
-        os.write(self._descriptor, _line({"state": state, "id": id}))
+        os.write(self._descriptor, _line({"state": state, "id": id, "before": list(before) or None}))
         os.fsync(self._descriptor)
 
     def remove(self) -> None:
         """Take the record away: there is no hook of it any more."""
-        self._path.unlink(missing_ok=True)
+        self.path.unlink(missing_ok=True)
 
 
 @contextmanager
@@ -180,7 +187,8 @@ def _read(path: Path) -> Entry | None:
         return None
     source, url, made_at = map(str, texts)
     target = Target(provider, said.get("repository"))
-    return Entry(path, target, source, url, said.get("secret"), made_at, state, said.get("id"))
+    before = tuple(id for id in sequence(said.get("before")) if isinstance(id, str))
+    return Entry(path, target, source, url, said.get("secret"), made_at, state, said.get("id"), before)
 
 
 def _line(said: dict[str, Any]) -> bytes:

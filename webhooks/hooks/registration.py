@@ -25,7 +25,7 @@ Tell = Callable[[str], None]
 class Hooks(Protocol):
     """What is asked of a provider."""
 
-    async def find(self, url: str) -> Hook | None: ...
+    async def at(self, url: str) -> list[Hook]: ...
     async def create(self, url: str, secret: str, events: Sequence[str]) -> Hook: ...
     async def change(self, id: str, url: str, secret: str, events: Sequence[str], *, replace: bool) -> Hook | None: ...
     async def remove(self, id: str) -> bool: ...
@@ -94,16 +94,16 @@ async def registered(settings: Settings, wanted: Wanted, record: Record, tell: T
         ConfigurationError: there is no token.
     """
     async with hooks_at(settings, wanted.target) as hooks:
-        existing = await hooks.find(wanted.url)
-        if existing is not None and existing.id is not None:
-            record.note("reused", existing.id)
-            changed = await hooks.change(existing.id, wanted.url, wanted.lasting_secret, wanted.events, replace=False)
+        before = [hook.id for hook in await hooks.at(wanted.url) if hook.id is not None]
+        if before:
+            record.note("reused", before[0])
+            changed = await hooks.change(before[0], wanted.url, wanted.lasting_secret, wanted.events, replace=False)
             if changed is not None:
                 yield Registered(changed, reused=True)
                 return
         made: Hook | None = None
         refused = False
-        record.note("asked")
+        record.note("asked", before=before)
         try:
             made = await hooks.create(wanted.url, wanted.secret, wanted.events)
             record.note("made", made.id)
@@ -115,16 +115,33 @@ async def registered(settings: Settings, wanted: Wanted, record: Record, tell: T
             if refused:
                 record.remove()
             else:
-                await _undone(hooks, wanted, made, record, tell)
+                others = [entry for entry in recorded(settings.home) if entry.path != record.path]
+                await _undone(hooks, wanted, made, before, others, record, tell)
 
 
-async def _undone(hooks: Hooks, wanted: Wanted, made: Hook | None, record: Record, tell: Tell) -> None:
+async def _undone(
+    hooks: Hooks,
+    wanted: Wanted,
+    made: Hook | None,
+    before: Collection[str],
+    others: Collection[Entry],
+    record: Record,
+    tell: Tell,
+) -> None:
     """Remove what was made, or may have been made; what cannot be removed now stays on record."""
     try:
-        found = made if made is not None else await hooks.find(wanted.url)
-        if found is not None and found.id is not None:
-            await hooks.remove(found.id)
-            tell(f"removed the hook {found.id} at {wanted.target}")
+        if made is not None:
+            id = made.id
+        else:
+            id = await _new_at(hooks, wanted.target, wanted.url, before, others, tell)
+        holder = _holder(wanted.target, id, others)
+        if id is not None and holder is None:
+            await hooks.remove(id)
+            tell(f"removed the hook {id} at {wanted.target}")
+        elif holder is not None:
+            tell(f"the hook {id} stays at {wanted.target}: another record names it")
+            if holder.state != "lasting":
+                return  # seen to once that one's process has ended
         elif made is not None or wanted.target.repository is None:
             tell(_by_hand(wanted.url))
         record.remove()
@@ -140,33 +157,58 @@ async def tidied(settings: Settings, tell: Tell) -> None:
         tell: called with what a person should know.
     """
     with left_behind(settings.home) as entries:
-        named = {(entry.target, entry.id) for entry in recorded(settings.home) if entry.id is not None}
+        everything, dead = recorded(settings.home), {entry.path for entry in entries}
         for entry in entries:
+            others = [other for other in everything if other.path != entry.path]
+            living = [other for other in others if other.path not in dead]
+            # What killed tunnels reused together keeps none of them from removing what it made for certain.
+            kept = _holder(entry.target, entry.id, living)
+            if kept is not None and entry.state == "made":
+                tell(f"an earlier tunnel left the hook {entry.id} at {entry.target}: another record names it, it stays")
+                if kept.state == "lasting":
+                    forget(entry)
+                continue
             try:
-                await _tidied(settings, entry, named, tell)
+                await _tidied(settings, entry, others, tell)
             except (ProviderError, ConfigurationError) as error:
                 tell(f"an earlier tunnel left a hook at {entry.target}, to {entry.url}, that is still there: {error}")
             else:
                 forget(entry)
 
 
-async def _tidied(settings: Settings, entry: Entry, named: Collection[tuple[Target, str]], tell: Tell) -> None:
+async def _tidied(settings: Settings, entry: Entry, others: Collection[Entry], tell: Tell) -> None:
     if entry.state in ("planned", "reused"):
         return
     id = entry.id
     async with hooks_at(settings, entry.target) as hooks:
         if id is None:
             # Killed between the call and its answer: what it made, if it made anything, is known by its address.
-            found = await hooks.find(entry.url)
-            id = found.id if found is not None else None
-            if id is not None and (entry.target, id) in named:
-                return  # another record's, such as a lasting one made since
+            id = await _new_at(hooks, entry.target, entry.url, entry.before, others, tell)
         if id is not None:
             there = await hooks.remove(id)
             became = "removed" if there else "it is gone already"
             tell(f"an earlier tunnel left the hook {id} at {entry.target}: {became}")
         elif entry.target.repository is None:
             tell(_by_hand(entry.url))
+
+
+async def _new_at(
+    hooks: Hooks, target: Target, url: str, before: Collection[str], others: Collection[Entry], tell: Tell
+) -> str | None:
+    """Return the one hook that sends to an address, was not there before, and that no other record names."""
+    found = [hook.id for hook in await hooks.at(url) if hook.id is not None and hook.id not in before]
+    new = [id for id in found if _holder(target, id, others) is None]
+    if len(new) > 1:
+        tell(f"several hooks at {target} send to {url}, and which was made from here is not known: {', '.join(new)}")
+        return None
+    return next(iter(new), None)
+
+
+def _holder(target: Target, id: str | None, others: Collection[Entry]) -> Entry | None:
+    """Return a record that names a hook: a lasting one before any other."""
+    where = (target.provider, target.repository, id)
+    naming = [one for one in others if id and (one.target.provider, one.target.repository, one.id) == where]
+    return next((one for one in naming if one.state == "lasting"), next(iter(naming), None))
 
 
 def _by_hand(url: str) -> str:

@@ -29,9 +29,9 @@ class ShortcutHooks:
     def __init__(self, client: ProviderClient) -> None:
         self._client = client
 
-    async def find(self, url: str) -> Hook | None:
+    async def at(self, url: str) -> list[Hook]:
         """Return nothing: Shortcut has no list to look in."""
-        return None
+        return []
 
     async def create(self, url: str, secret: str, events: Sequence[str]) -> Hook:
         """Make a hook that sends everything; its id is None where Shortcut does not tell it."""

@@ -14,9 +14,13 @@ from typing import Literal
 from webhooks.inbox import Copy
 from webhooks.reconcile.github_log import Attempt
 
-Verdict = Literal["here", "missing", "failed", "expired"]
+Verdict = Literal["here", "missing", "failed", "expired", "beyond", "unusable"]
 """`here`; or not here although GitHub delivered it (`missing`), or because it could not (`failed`), or not here and too
-old to be delivered again (`expired`)."""
+old to be delivered again (`expired`). Not asked for either: what the log has only redeliveries of (`beyond`: the first
+attempt is older than the log, so it may have been here, applied, and its key pruned since), and what carries a guid
+that no delivery can arrive under (`unusable`)."""
+
+LONGEST_GUID = 200
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,6 +51,11 @@ class Line:
     def wanted(self) -> bool:
         """Whether it is to be delivered again."""
         return self.verdict in ("missing", "failed")
+
+
+def usable(guid: str) -> bool:
+    """Say whether a delivery can arrive under a guid, as a header line, and be noted in a database."""
+    return 0 < len(guid) <= LONGEST_GUID and guid.isascii() and guid.isprintable()
 
 
 def compared(attempts: Iterable[Attempt], here: Mapping[str, Copy], expired_before: datetime) -> list[Line]:
@@ -85,8 +94,12 @@ def _line(group: list[Attempt], copy: Copy | None, expired_before: datetime) -> 
 def _verdict(ordered: list[Attempt], copy: Copy | None, expired_before: datetime) -> Verdict:
     if copy is not None:
         return "here"
+    if not usable(ordered[0].guid):
+        return "unusable"
     if ordered[-1].delivered_at < expired_before:
         return "expired"
+    if ordered[0].redelivery:
+        return "beyond"
     return "missing" if any(attempt.succeeded for attempt in ordered) else "failed"
 
 

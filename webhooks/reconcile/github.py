@@ -15,7 +15,7 @@ from webhooks.db import Transaction
 from webhooks.inbox import Copy, find
 from webhooks.provider_api import Clock, ProviderClient
 from webhooks.reconcile.common import CLOCK, Begin, Tell, quiet
-from webhooks.reconcile.comparing import Line, compared
+from webhooks.reconcile.comparing import Line, compared, usable
 from webhooks.reconcile.github_log import KEPT_FOR, Attempt, Hook, pages
 from webhooks.sources import Source
 
@@ -50,6 +50,11 @@ class Comparison:
         """What is not here and cannot be delivered again."""
         return [line for line in self.lines if line.verdict == "expired"]
 
+    @property
+    def left_alone(self) -> list[Line]:
+        """What is not here and is not asked for, because nobody can say that it never was, or it has no usable guid."""
+        return [line for line in self.lines if line.verdict in ("beyond", "unusable")]
+
 
 async def compare(
     begin: Begin,
@@ -80,15 +85,26 @@ async def compare(
     now = datetime.fromtimestamp(clock.now(), UTC)
     back_to = since if isinstance(since, datetime) else now - since
     attempts: list[Attempt] = []
-    async with aclosing(pages(client, hook, back_to, clock=clock)) as log:
+    async with aclosing(pages(client, hook, clock=clock)) as log:
         async for page in log:
             attempts += page
             tell("reading GitHub's delivery log", len(attempts), None)
+            # Wholly older: the order is that of the attempts' ids, which is nearly that of their times.
+            if page and max(attempt.delivered_at for attempt in page) < back_to:
+                break
+        recent = dict.fromkeys(attempt.guid for attempt in attempts if attempt.delivered_at >= back_to)
+        # Only now: what the log holds has been answered, so it is in the inbox by now if it ever was to be.
+        here = await copies_here(begin, source, hook, [guid for guid in recent if usable(guid)])
+        # Of what is not here the first attempt counts, and it may be older than `back_to`.
+        begun = {attempt.guid for attempt in attempts if not attempt.redelivery}
+        unbegun = {guid for guid in recent if guid not in here and usable(guid)} - begun
+        nothing: list[Attempt] = []
+        while unbegun and (page := await anext(log, nothing)):
+            attempts += page
+            tell("reading GitHub's delivery log", len(attempts), None)
+            unbegun -= {attempt.guid for attempt in page if not attempt.redelivery}
     begins_at = min((attempt.delivered_at for attempt in attempts), default=now)
-    recent = [attempt for attempt in attempts if attempt.delivered_at >= back_to]
-    # Only now: what the log holds has been answered, so it is in the inbox by now if it ever was to be.
-    here = await copies_here(begin, source, hook, list(dict.fromkeys(attempt.guid for attempt in recent)))
-    lines = compared(recent, here, now - kept_for)
+    lines = compared((attempt for attempt in attempts if attempt.guid in recent), here, now - kept_for)
     # Reading ends before `back_to` only where the log does.
     return Comparison(hook, source, back_to, begins_at if begins_at > back_to else None, lines)
 

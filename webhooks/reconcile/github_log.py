@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator
 from dataclasses import dataclass
-from datetime import datetime, timedelta
+from datetime import timedelta
 from typing import Any
 
 import httpx
@@ -21,6 +21,8 @@ from webhooks.sources.reading import mapping, objects
 PER_PAGE = 100
 KEPT_FOR = timedelta(days=3)
 """How long github.com keeps a delivery, and so can deliver it again; an Enterprise Server keeps it for seven days."""
+MOST_PAGES = 5000
+"""More than a busy hook fills in the days that its log is kept: half a million attempts."""
 ASK_TIMEOUT_S = 10.0
 
 
@@ -120,27 +122,30 @@ async def _id_of_app_hook(client: ProviderClient, clock: Clock) -> int | None:
     return int(number)
 
 
-async def pages(client: ProviderClient, hook: Hook, since: datetime, *, clock: Clock) -> AsyncGenerator[list[Attempt]]:
-    """Read the log, the newest first, until it ends or a page is wholly older than `since`.
+async def pages(client: ProviderClient, hook: Hook, *, clock: Clock) -> AsyncGenerator[list[Attempt]]:
+    """Read the log, the newest first, until it ends or whoever reads has enough.
 
     Raises:
-        ProviderError: GitHub refused or did not answer.
+        ProviderError: GitHub refused or did not answer, or its log does not end.
     """
-    params: dict[str, Any] = {"per_page": PER_PAGE}
-    seen: set[str] = set()
-    while True:
+    params = httpx.QueryParams(per_page=PER_PAGE)
+    seen = {str(params)}
+    for _ in range(MOST_PAGES):
         response = await request(client, "GET", f"{hook.path}/deliveries", params=params, clock=clock)
         attempts = _read(response)
         following = response.links.get("next", {}).get("url", "")
-        # A page that leads to itself would be read for ever.
-        last = not following or following in seen
-        seen.add(following)
         yield attempts
-        # Wholly: the order is that of the attempts' ids, which is nearly that of their times.
-        if last or (attempts and max(attempt.delivered_at for attempt in attempts) < since):
+        if not following:
             return
-        # Only what it asks for is taken from the link: our token goes to no address that an answer names.
-        params = dict(httpx.URL(following).params)
+        try:
+            # Only what it asks for is taken from the link: our token goes to no address that an answer names.
+            params = httpx.URL(following).params
+        except httpx.InvalidURL:
+            raise ProviderError("GitHub's delivery log goes on at an address that cannot be read") from None
+        if str(params) in seen:
+            raise ProviderError("GitHub's delivery log leads back to a page that was read already")
+        seen.add(str(params))
+    raise ProviderError(f"GitHub's delivery log does not end: {MOST_PAGES} pages were read")
 
 
 def _read(response: httpx.Response) -> list[Attempt]:

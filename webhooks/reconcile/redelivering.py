@@ -28,6 +28,10 @@ ASKED_BEFORE = "it was asked for a short time ago, and is not asked for again so
 
 # What GitHub answers when it cannot deliver something again, whoever asks however often.
 NOT_REDELIVERABLE = frozenset({400, 404, 410, 422})
+# What it answers about us, not about a delivery: it would answer the same for all the others.
+NOT_OURS = frozenset({401, 403})
+# Where a time to stay away is that of a limited rate. A 503 names one too, and may be about this delivery alone.
+LIMITED = frozenset({403, 429})
 
 
 Result = Literal["arrived", "not arrived", "refused", "failed"]
@@ -78,7 +82,7 @@ async def redeliver(
         What became of each missing delivery, by guid.
 
     Raises:
-        ProviderError: GitHub did not answer, or asks to stay away for longer than five minutes.
+        ProviderError: GitHub does not let us, or limits the rate for longer than five minutes.
     """
     run = _Run(begin, client, comparison, growing, clock)
     # On a schedule nobody waits for what was not asked for now.
@@ -128,15 +132,15 @@ class _Run:
         try:
             await ask_again(self._client, self._hook, line.attempt, clock=self._clock)
         except ProviderError as error:
-            if error.retry_after is not None:
+            if error.retry_after is not None and error.status in LIMITED:
                 await self._stay_away(guid, error, error.retry_after)
+            elif error.status in NOT_OURS:
+                raise
             elif error.status in NOT_REDELIVERABLE:
                 self._close(guid, Outcome("refused", asked=True, reason=str(error)))
-            elif error.status is None or error.status >= 500:
+            else:
                 # Of this one only: those after it must not wait until GitHub has forgotten about it.
                 self._close(guid, Outcome("failed", asked=False, reason=str(error)))
-            else:
-                raise
             return False
         async with self._begin() as tx:
             await asking.answered(tx, scope, guid)

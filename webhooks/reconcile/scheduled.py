@@ -116,6 +116,8 @@ async def _github(pool: Pool, settings: Settings, target: Target, source: Source
         outcomes = await redeliver(pool.transaction, client, comparison, growing=True)
     for line in comparison.expired:
         log.error("missing, and too old to be delivered again", what=str(target), guid=line.guid, event=line.event)
+    for line in comparison.left_alone:
+        log.warning("not here, and not asked for", what=str(target), guid=line.guid, event=line.event, why=line.verdict)
     for guid, outcome in outcomes.items():
         if outcome.result == "arrived":
             log.info("was missing, and has arrived", what=str(target), guid=guid, delivery=outcome.delivery)

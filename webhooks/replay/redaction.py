@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import hashlib
 import json
+import secrets
 from collections.abc import Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote_plus
 
@@ -27,10 +29,12 @@ class Redaction:
     Args:
         headers: the names of header lines, in lower case, that are dropped.
         paths: where in a body a value is replaced by an empty one of its kind, a text by `[redacted]`.
+        salt: what an id that is taken out is digested with. Nobody has it, so that nobody can try ids.
     """
 
     headers: frozenset[str] = frozenset()
     paths: tuple[JSONPath, ...] = ()
+    salt: bytes = field(default_factory=lambda: secrets.token_bytes(32), repr=False, compare=False)
 
     @classmethod
     def read(cls, given: Sequence[str]) -> Redaction:
@@ -56,7 +60,8 @@ class Redaction:
     def applied(self, source: Source | None, headers: Headers, body: bytes) -> tuple[Headers, bytes]:
         """Return a delivery's headers and body without it. A body in which nothing was found stays byte for byte.
 
-        Where what is signed is changed the signature is dropped, because it would be wrong.
+        Where what is signed is changed the signature is dropped, because it would be wrong. Where the text that is
+        taken out is the delivery's id, another that is as unique stands there: deliveries stay deliveries of their own.
 
         Raises:
             Unreadable: the body cannot be read, and so what is in it cannot be taken out.
@@ -77,18 +82,22 @@ class Redaction:
             raise Unreadable("nested past looking through") from None
         if not nodes:
             return None
+        identity = None if source is None else source.identity(headers, body)
         for node in nodes:
             if node.parent is None:
                 parsed = _empty(parsed)
-            else:
-                _replace(node.parent.obj, node.parts[-1])
+                continue
+            inside: Any = node.parent.obj
+            part = node.parts[-1]
+            value = inside[part]
+            inside[part] = self._another(value) if value == identity and isinstance(value, str) else _empty(value)
         written = json.dumps(parsed, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         content_type = (first(headers, "content-type") or "").partition(";")[0].strip().lower()
         return _in_its_form(body, written) if content_type == FORM else written
 
-
-def _replace(inside: Any, part: int | str) -> None:
-    inside[part] = _empty(inside[part])
+    def _another(self, identity: str) -> str:
+        digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), key=self.salt, digest_size=16)
+        return f"{INSTEAD} {digest.hexdigest()}"
 
 
 def _empty(value: Any) -> Any:

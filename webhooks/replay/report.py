@@ -26,7 +26,8 @@ Result = Literal[
 
 `again`: it runs again. `due`: it had not ended yet, and is due now. `new`: repeated as a new delivery. `accepted`,
 `rearmed`, `duplicate`, `answered`: what the inbox or the receiver said of an arrival. `refused`: it did not want it.
-`failed`: it could not be read or sent. `left_alone`: it is being applied at this moment. `pruned`: its body is gone.
+`failed`: it could not be read or sent. `left_alone`: it is being applied, or run again by somebody else, at this
+moment. `pruned`: its body is gone.
 """
 NOT_DONE: frozenset[Result] = frozenset({"refused", "failed", "left_alone", "pruned"})
 MOST_CAUSES = 50

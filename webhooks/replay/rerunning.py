@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass
-from typing import Literal
+from typing import Literal, NamedTuple
 
 import psycopg
 from psycopg.errors import LockNotAvailable
@@ -30,20 +30,23 @@ MOST_WAITS = 5
 LONGEST_KEY = 200
 
 # Never one that is being applied, and never one that was split: its events are deliveries of their own.
+ENDED = compose(
+    "SELECT d.id FROM {deliveries} AS d\n"
+    "WHERE d.id = ANY(%(ids)s) AND d.status IN ('processed', 'ignored', 'dead')\n"
+    "    AND NOT EXISTS (SELECT 1 FROM {deliveries} AS e WHERE e.parent = d.id)\n"
+    "ORDER BY d.id FOR NO KEY UPDATE OF d SKIP LOCKED"
+)
+# A statement of its own, after the rows are locked: whoever prunes a request locks its events as well, but writes only
+# to the request, so that a statement that began before would lock an event and not see that its body is gone.
 AGAIN = compose(
-    "WITH ended AS MATERIALIZED (\n"
-    "    SELECT d.id FROM {deliveries} AS d\n"
-    "    WHERE d.id = ANY(%(ids)s) AND d.status IN ('processed', 'ignored', 'dead')\n"
-    "        AND d.pruned_at IS NULL AND d.headers_pruned_at IS NULL\n"
-    "        AND NOT EXISTS (SELECT 1 FROM {deliveries} AS p WHERE p.id = d.parent\n"
-    "            AND num_nonnulls(p.pruned_at, p.headers_pruned_at) > 0)\n"
-    "        AND NOT EXISTS (SELECT 1 FROM {deliveries} AS e WHERE e.parent = d.id)\n"
-    "    ORDER BY d.id FOR NO KEY UPDATE OF d SKIP LOCKED\n"
-    "), back AS (\n"
+    "WITH back AS (\n"
     "    UPDATE {deliveries} AS t SET status = 'received', claimed_from = NULL, visit = %(visit)s, attempt_count = 0,\n"
     "        max_attempts = %(max_attempts)s, not_before = statement_timestamp(), last_error = NULL, reason = NULL,\n"
     "        parked_on = NULL, parked_since = NULL\n"
-    "    FROM ended WHERE t.id = ended.id RETURNING t.id\n"
+    "    WHERE t.id = ANY(%(ids)s) AND t.pruned_at IS NULL AND t.headers_pruned_at IS NULL\n"
+    "        AND NOT EXISTS (SELECT 1 FROM {deliveries} AS p WHERE p.id = t.parent\n"
+    "            AND num_nonnulls(p.pruned_at, p.headers_pruned_at) > 0)\n"
+    "    RETURNING t.id\n"
     "), decided AS (\n"
     "    INSERT INTO {decisions} (table_name, key, decision, decided_by, reason)\n"
     "    SELECT 'deliveries', id::text, 'replay', %(decided_by)s, %(reason)s FROM back\n"
@@ -99,6 +102,14 @@ class Again:
     reason: str = "replay"
 
 
+class _Written(NamedTuple):
+    """What became of a batch: the ids that run again or were copied, those made due, and how many were pruned."""
+
+    done: list[int]
+    due: list[int]
+    pruned: int
+
+
 async def again(
     pool: Pool,
     sources: Mapping[str, Source],
@@ -119,7 +130,7 @@ async def again(
     """
     tally = Tally(scope.after, scope.upto)
     reader = Reader(pool, sources, scope)
-    at_once = AT_ONCE if limits.rate is None else max(1, min(AT_ONCE, int(limits.rate)))
+    at_once = AT_ONCE if limits.rate is None else max(1, int(min(AT_ONCE, limits.rate)))
     try:
         async for batch in reader.batches(at_once=at_once):
             if not await limits.turn(len(batch)):
@@ -138,38 +149,43 @@ async def again(
 async def _batch(pool: Pool, batch: Sequence[Found], request: Again, tally: Tally) -> None:
     whole = [found.id for found in batch if not found.pruned]
     if whole:
-        done, due = await _written(pool, whole, request)
+        done, due, pruned = await _written(pool, whole, request)
         await tell(pool)
         tally.count("again" if request.how == "same" else "new", len(done))
         tally.count("due", len(due))
-        # What was pruned, or claimed, since it was looked at.
-        tally.count("left_alone" if request.how == "same" else "pruned", len(whole) - len(done) - len(due))
+        # Since it was looked at; and what is left somebody else has, who applies it or runs it again.
+        tally.count("pruned", pruned)
+        tally.count("left_alone", len(whole) - len(done) - len(due) - pruned)
     tally.count("pruned", len(batch) - len(whole))
 
 
-async def _written(pool: Pool, ids: list[int], request: Again) -> tuple[list[int], list[int]]:
+async def _written(pool: Pool, ids: list[int], request: Again) -> _Written:
     for _ in range(MOST_WAITS):
         try:
             async with pool.transaction() as tx:
-                return await _same(tx, ids, request) if request.how == "same" else (await _new(tx, ids, request), [])
+                if request.how == "same":
+                    return await _same(tx, ids, request)
+                copied = await _new(tx, ids, request)
+                return _Written(copied, [], len(ids) - len(copied))
         except LockNotAvailable:  # somebody else copies the same deliveries just now
             continue
     raise Unavailable("other replays of the same deliveries are under way: try again in a moment")
 
 
-async def _same(tx: Transaction, ids: list[int], request: Again) -> tuple[list[int], list[int]]:
+async def _same(tx: Transaction, ids: list[int], request: Again) -> _Written:
+    ended = [row["id"] for row in await (await tx.execute(ENDED, {"ids": ids})).fetchall()]
     params = {
-        "ids": ids,
+        "ids": ended,
         "visit": await draw(tx),
         "max_attempts": MAX_ATTEMPTS,
         "decided_by": clean(request.decided_by),
         "reason": clean(request.reason),
     }
-    done = [row["id"] for row in await (await tx.execute(AGAIN, params)).fetchall()]
-    left = {"ids": [id for id in ids if id not in set(done)]}
+    done = [row["id"] for row in await (await tx.execute(AGAIN, params)).fetchall()] if ended else []
+    left = {"ids": sorted({*ids}.difference(ended))}
     due = [row["id"] for row in await (await tx.execute(DUE, left)).fetchall()] if left["ids"] else []
     tx.moved += [Ready(inbox.table, "applying", id) for id in (*done, *due)]
-    return done, due
+    return _Written(done, due, len(ended) - len(done))
 
 
 async def _new(tx: Transaction, ids: list[int], request: Again) -> list[int]:

@@ -7,11 +7,15 @@ from dataclasses import dataclass
 from typing import Any
 
 from jsonpath import JSONPath, JSONPathEnvironment, JSONPathError
+from jsonpath.filter import FunctionExtension, walk
+from jsonpath.selectors import Filter
 
 from webhooks.errors import ConfigurationError
 
 # Without the library's own additions to the standard.
 ENVIRONMENT = JSONPathEnvironment(strict=True)
+# The functions of RFC 9535 that take a regular expression.
+PATTERNS = frozenset({"match", "search"})
 
 
 def compiled(path: str) -> JSONPath:
@@ -61,6 +65,16 @@ class JsonFilter:
             except ConfigurationError:
                 cut = text.find("=", cut + 1)
         return cls(text, compiled(text.strip()), None)
+
+    @property
+    def has_pattern(self) -> bool:
+        """Whether it looks for a regular expression: looking through one body may then take for ever."""
+        filters = [each for segment in self.path.segments for each in segment.selectors if isinstance(each, Filter)]
+        return any(
+            isinstance(each, FunctionExtension) and each.name in PATTERNS
+            for found in filters
+            for each in walk(found.expression)
+        )
 
     def passes(self, body: Any) -> bool:
         """Say whether a parsed body passes."""

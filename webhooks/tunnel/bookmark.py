@@ -55,12 +55,12 @@ class Bookmark:
             found = mapping(json.loads(self.path.read_bytes()))
         except FileNotFoundError:
             return
-        except (OSError, ValueError) as error:
+        except (OSError, ValueError, RecursionError) as error:
             raise ConfigurationError(
                 f"{self.path} cannot be read ({error}): remove it, and say with --since where to go on"
             ) from None
         cursor, kept_at = found.get("cursor"), found.get("kept_at")
-        if not isinstance(cursor, str):
+        if not isinstance(cursor, str) or not cursor:
             raise ConfigurationError(f"{self.path} holds no cursor: remove it, and say with --since where to go on")
         self.cursor = self._written = cursor
         self.kept_at = kept_at if isinstance(kept_at, str) else None
@@ -69,10 +69,10 @@ class Bookmark:
         """Take note of a cursor; it is on disk a moment later.
 
         Raises:
-            WebhooksError: an earlier one could not be written.
+            ConfigurationError: an earlier one could not be written.
         """
         if self._failure is not None:
-            raise WebhooksError(f"the place cannot be kept in {self.path}: {self._failure}")
+            raise _not_kept(self.path, self._failure)
         self.cursor = cursor
         self._changed.set()
 
@@ -129,7 +129,7 @@ async def bookmark(home: Path, url: str, sources: Collection[str], to: str) -> A
         to: where they go.
 
     Raises:
-        ConfigurationError: another process has it open, or it cannot be read or made.
+        ConfigurationError: another process has it open, or it cannot be read, made or written.
     """
     about: dict[str, object] = {"url": url, "sources": sorted(sources), "to": to}
     name = hashlib.sha256(json.dumps(about, sort_keys=True).encode()).hexdigest()[:16]
@@ -143,7 +143,20 @@ async def bookmark(home: Path, url: str, sources: Collection[str], to: str) -> A
             writing.cancel()
             # A write under way goes on in its thread; this one comes after it.
             await asyncio.gather(writing, return_exceptions=True)
-            await asyncio.to_thread(kept.write)
+            ending = sys.exception()
+            try:
+                await asyncio.to_thread(kept.write)
+            except OSError as error:
+                if isinstance(ending, WebhooksError):  # for which the tunnel ends: it must not be hidden
+                    raise type(ending)(f"{ending}\n  {_not_kept(kept.path, error)}") from None
+                raise _not_kept(kept.path, error) from None
+
+
+def _not_kept(path: Path, error: OSError) -> ConfigurationError:
+    return ConfigurationError(
+        f"the place cannot be kept in {path}: {error.strerror or error}; make room or mend that, and start again: "
+        "what was passed on since the last place is posted once more, and the receiver knows it"
+    )
 
 
 def _made(directory: Path) -> Path:
@@ -161,7 +174,11 @@ def _alone(path: Path, what: str) -> Generator[None]:
     if sys.platform == "win32":
         yield
         return
-    with os.fdopen(os.open(path, os.O_RDWR | os.O_CREAT, 0o600), "w") as file:
+    try:
+        descriptor = os.open(path, os.O_RDWR | os.O_CREAT, 0o600)
+    except OSError as error:
+        raise _not_kept(path, error) from None
+    with os.fdopen(descriptor, "w") as file:
         try:
             fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
         except BlockingIOError:

@@ -36,6 +36,11 @@ def named(sources: Mapping[str, Source], incoming: Incoming) -> str:
     return next((value for name, value in incoming.headers if name in HEADERS), "-")
 
 
+def in_line(text: str) -> str:
+    """Return a text of which others wrote a part so that it cannot begin another line, nor cover this one."""
+    return text.replace("\n", "\\n").replace("\r", "\\r")
+
+
 def ago(moment: datetime) -> str:
     """Return how long ago something was, in the two largest units."""
     return lasted(datetime.now(UTC) - moment)
@@ -91,16 +96,15 @@ class Report:
 
     def pruned(self, source: str, id: int, received_at: datetime) -> None:
         self.counts["pruned"] += 1
-        self.tell(f"{clock()}  {source}  #{id} of {local(received_at)} cannot be passed on: its body was pruned there")
+        what = f"{in_line(source)}  #{id} of {local(received_at)}"
+        self.tell(f"{clock()}  {what} cannot be passed on: its body was pruned there")
 
     def _line(self, incoming: Incoming, answer: Answer, became: str) -> None:
         number = "" if incoming.id is None else f"#{incoming.id} "
         here = "" if answer.delivery is None else f", delivery {answer.delivery} here"
         status = "no answer" if answer.status is None else str(answer.status)
-        self.tell(
-            f"{clock()}  {incoming.source}  {named(self.sources, incoming)}  {number}→ {status} {became}{here}"
-            f"  {answer.seconds * 1000:.0f} ms"
-        )
+        said = f"{incoming.source}  {named(self.sources, incoming)}  {number}→ {status} {became}{here}"
+        self.tell(f"{clock()}  {in_line(said)}  {answer.seconds * 1000:.0f} ms")
 
     def summary(self, connections: int) -> str:
         """Return what it came to, over so many connections."""

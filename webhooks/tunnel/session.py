@@ -11,7 +11,7 @@ from webhooks.tunnel.bookmark import Bookmark
 from webhooks.tunnel.follower import Follower
 from webhooks.tunnel.items import Arrived, Pruned, Standing
 from webhooks.tunnel.relay import Incoming, Relay, taken
-from webhooks.tunnel.report import Report
+from webhooks.tunnel.report import Report, in_line
 
 OnError = Literal["stop", "skip"]
 
@@ -57,8 +57,8 @@ async def carry(follower: Follower, relay: Relay, kept: Bookmark, report: Report
 def _stopped(item: Arrived, answer: Answer, relay: Relay) -> str:
     delivery = item.delivery
     lines = [
-        f"stopped at {delivery.source} #{delivery.id}: {relay.base} refused it "
-        f"({answer.status or 'it could not be sent'}: {answer.cause})",
+        f"stopped at {in_line(delivery.source)} #{delivery.id}: {relay.base} refused it "
+        f"({answer.status or 'it could not be sent'}: {in_line(str(answer.cause))})",
         *advice(delivery, answer, relay),
         "started again, the tunnel goes on with this delivery",
         f"to leave it out: --since {item.cursor}; to leave out all that are refused: --on-error skip",
@@ -68,7 +68,7 @@ def _stopped(item: Arrived, answer: Answer, relay: Relay) -> str:
 
 def advice(delivery: Incoming, answer: Answer, relay: Relay) -> list[str]:
     """Return what a person may do about a refusal, as lines; none where nothing is known."""
-    name = delivery.source
+    name = in_line(delivery.source)
     if answer.status == 401 and relay.signer is None:
         return [
             "the receiver here has another secret than the deployed one, or finds a signed time too old:",

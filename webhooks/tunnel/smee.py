@@ -19,7 +19,7 @@ from webhooks.errors import ConfigurationError, Unreadable, WebhooksError
 from webhooks.sources import Source
 from webhooks.tunnel.message import Message, as_sent, read
 from webhooks.tunnel.relay import Incoming, Relay, Sleep, Tell, taken, wait_s
-from webhooks.tunnel.report import Report
+from webhooks.tunnel.report import Report, in_line
 from webhooks.tunnel.session import OnError, Stopped
 
 # A ping comes every 30 s: after two that did not come the connection is dead, whatever the system believes.
@@ -154,7 +154,7 @@ async def _pass(
     if taken(answer):
         report.passed(incoming, answer)
         return
-    fault = f"{relay.base} refused it ({answer.status or 'it could not be sent'}: {answer.cause})"
+    fault = f"{relay.base} refused it ({answer.status or 'it could not be sent'}: {in_line(str(answer.cause))})"
     if answer.status == 401 and relay.signer is None and sent is None:
         fault += f"\n  {REWRITTEN}"
     if on_error == "stop":
