@@ -33,6 +33,7 @@ from handlers.abreast import Abreast
 from handlers.heartbeat import Unknown, Unusable, begin
 from handlers.heartbeat_run import Wanted
 from handlers.issues import issues
+from handlers.resolving import may_be_deadly
 from handlers.standin.agent import AgentStandin
 from webhooks import Pool
 
@@ -322,6 +323,39 @@ async def test_a_claim_that_is_lost_is_not_completed_and_the_run_goes_on(
     assert (await issue_of(pool, first))["result"] == '"by hand"'
     assert await outcomes_of(pool, first) == ["lost"]
     assert await outcomes_of(pool, second) == ["done"]
+
+
+@pytest.mark.parametrize(
+    ("outcomes", "alone"),
+    [
+        (["expired", "expired"], True),
+        # Put back uncharged because another ran alone, it is on its last chance still.
+        (["expired", "expired", "snoozed"], True),
+        (["expired", "expired", "interrupted", "snoozed"], True),
+        (["expired", "error"], False),
+        (["expired", "error", "snoozed"], False),
+    ],
+)
+async def test_a_last_attempt_after_one_that_died_runs_alone_however_often_it_was_put_back_meanwhile(
+    pool: Pool, outcomes: list[str], alone: bool
+) -> None:
+    await enter(pool, {"coder": {"type": "process", "command": ["true"]}})
+    id = await open_issue(pool)
+    await sql(pool, "UPDATE issues SET attempt_count = 2, max_attempts = 3")
+    for number, outcome in enumerate(outcomes):
+        await sql(
+            pool,
+            "INSERT INTO attempts (table_name, key, phase, visit, attempt, claimed_at, ended_at, outcome)"
+            " VALUES ('issues', %(key)s, 'claimed', 1, 1, now() - interval '1 hour' + %(number)s * interval '1 minute',"
+            " now(), %(outcome)s)",
+            key=str(id),
+            number=number,
+            outcome=outcome,
+        )
+    async with issues.claim(pool, "claimed", id) as claim:
+        assert claim is not None
+        assert await may_be_deadly(pool, claim) is alone
+        await claim.complete()
 
 
 async def test_an_issue_that_kills_its_process_every_time_escalates_and_takes_no_other_with_it(

@@ -8,7 +8,7 @@ from typing import Any
 import psycopg
 import pytest
 from consumers import arrival, arrived
-from gates import a_gate, elsewhere, expire, opened, outcomes_of, row_of, sql, status_of, until_blocked
+from gates import a_gate, due, elsewhere, expire, opened, outcomes_of, row_of, sql, status_of, until_blocked
 
 from webhooks.claim import Claim
 from webhooks.db import Ready
@@ -62,11 +62,15 @@ async def test_of_a_group_only_the_claim_whose_row_was_taken_is_lost(pool: Pool)
     claims = await taken(pool, gate, *KEYS)
     await expire(pool, 7)
     await gate.sweep(pool, "drafting")
-    answers = await asyncio.gather(*(completed(claim, patch="ours") for claim in claims), return_exceptions=True)
+    await due(pool, 7)
+    [after] = await taken(pool, gate, 7)
+    # As one statement writes them, and each by itself.
+    ends = [completed(claim, **({"patch": "ours"} if claim.key == 1 else {})) for claim in claims]
+    answers = await asyncio.gather(*ends, return_exceptions=True)
     assert [type(answer) for answer in answers] == [LostClaim if key == 7 else type(None) for key in KEYS]
     row = await row_of(pool, 7)
-    assert (row["status"], row["patch"]) == ("clarified", None)
-    assert await outcomes_of(pool, 7) == ["expired"]
+    assert (row["status"], row["claim_seq"], row["patch"]) == ("drafting", after.claim_seq, None)
+    assert await outcomes_of(pool, 7) == ["expired", None]
     assert [await status_of(pool, key) for key in KEYS if key != 7] == ["drafted"] * (len(KEYS) - 1)
 
 
