@@ -229,7 +229,7 @@ class Claim(Generic[Row]):
             elif written.status is None:
                 raise self._lost()
             else:
-                self.moved += self._moved_by(ending, written)
+                self.moved += self._told(ending, written)
             self.outcome = _outcome(ending)
         finally:
             self._ending = was_ending
@@ -319,11 +319,11 @@ class Claim(Generic[Row]):
         written = await self._written_in(tx, ending)
         if written.status is None:
             raise self._lost()
-        tx.moved += self._moved_by(ending, written)
+        tx.moved += self._told(ending, written)
 
     async def _written_in(self, tx: Transaction, ending: Done | Release) -> Ending:
         written = self._written(ending)
-        visit = await self._pool.fences(tx=tx) if written.visits else 0
+        visit = await self._pool.fences(tx=tx) if written.entered else 0
         await read([[written]], [await tx.execute(*statement) for statement in statements([[written]], visit)])
         return written
 
@@ -335,8 +335,8 @@ class Claim(Generic[Row]):
             statement = owned.statements.complete(owned.phase, status, tuple(ending.columns), entered)
             params = {"outcome": "done", "error": None, **column_params(ending.columns)}
             lists = {**owned.key.params(self.key), "claim_seqs": self.claim_seq}
-            alone, visits = bool(ending.columns), entered is not None
-            return Ending(self.label, self.claim_seq, statement, params, lists, alone=alone, visits=visits)
+            ready = None if entered is None else Ready(owned.table, entered.claimed, self.key)
+            return Ending(self.label, self.claim_seq, statement, params, lists, bool(ending.columns), ready)
         columns = {**self.noted, **ending.columns}
         params = {
             "outcome": ending.outcome,
@@ -347,16 +347,14 @@ class Claim(Generic[Row]):
             **column_params(columns),
         }
         statement = owned.statements.release(owned.phase, tuple(columns), owned.notify)
-        return Ending(self.label, self.claim_seq, statement, {**self._fence, **params}, {}, alone=True, visits=False)
+        return Ending(self.label, self.claim_seq, statement, {**self._fence, **params}, {}, alone=True, entered=None)
 
-    def _moved_by(self, ending: Done | Release, written: Ending) -> list[Ready]:
+    def _told(self, ending: Done | Release, written: Ending) -> list[Ready]:
+        """Log a release, and return what the end moved."""
         if isinstance(ending, Release):
             error = written.params["error"]
             log.info("released", row=self.label, outcome=ending.outcome, status=written.status, error=error)
-            return written.woken
-        entered = self._owned.entered(self._owned.phase.ending(ending.status))
-        here = [] if entered is None else [Ready(self._owned.table, entered.claimed, self.key)]
-        return here + written.woken
+        return written.moved
 
     async def _write_alone(self, ending: Done | Release) -> list[Ready]:
         async with self._pool.transaction() as tx:
@@ -364,7 +362,7 @@ class Claim(Generic[Row]):
             # The answer to an earlier COMMIT may have been lost: then the attempt's own line says that it happened.
             if written.status is None and not await self._recorded(tx, ending):
                 raise self._lost()
-        return self._moved_by(ending, written)
+        return self._told(ending, written)
 
     async def _is_recorded(self, ending: Done | Release) -> bool:
         async with self._pool.transaction() as tx:

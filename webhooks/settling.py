@@ -41,7 +41,7 @@ class Ending:
         params: its parameters.
         lists: the parameters that are lists, one value a claim; empty where the statement ends one claim only.
         alone: whether it writes values of its handler's, which get their types from a statement of its own.
-        visits: whether it enters a ready status, and needs a number for its visit.
+        entered: the row, where it enters a ready status, and so needs a number for its visit.
         status: the row's new status once it was written; None when the row was not ours any more.
         woken: the deliveries that waited for the row.
     """
@@ -52,9 +52,14 @@ class Ending:
     params: Mapping[str, object]
     lists: Mapping[str, object]
     alone: bool
-    visits: bool
+    entered: Ready | None
     status: str | None = None
     woken: list[Ready] = field(default_factory=list[Ready])
+
+    @property
+    def moved(self) -> list[Ready]:
+        """What can be claimed once it is written."""
+        return self.woken if self.entered is None else [self.entered, *self.woken]
 
 
 class Settling:
@@ -95,7 +100,7 @@ class Settling:
 
     async def _write(self, group: list[Ending]) -> bool:
         together = alike(group)
-        visits = sum(ending.visits for ending in group)
+        visits = sum(ending.entered is not None for ending in group)
         try:
             first = await self._database.fences(visits) if visits else 0
             # A row that somebody locks is left to its own claim to wait for.
@@ -127,7 +132,7 @@ def statements(together: Sequence[Sequence[Ending]], visit: int) -> list[Stateme
         lists = {name: [ending.lists[name] for ending in endings] for name in first.lists}
         # `array_position` counts from one.
         written.append((first.statement, {**first.params, **lists, "visit": visit - 1}))
-        visit += sum(ending.visits for ending in endings)
+        visit += sum(ending.entered is not None for ending in endings)
     # A statement of its own: it has to see who parked while the rows above were being waited for.
     rows = [ending.row for endings in together for ending in endings]
     return [*written, (WAKE_PARKED, {"rows": rows})]
