@@ -12,7 +12,7 @@ from collections.abc import AsyncIterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
-from typing import Any, Literal
+from typing import Any, Literal, LiteralString
 
 import httpx
 import pytest
@@ -21,13 +21,25 @@ from feeds import Deployed, body_of, deliveries, deployed, following
 from gates import backends, elsewhere, sql, until, until_blocked
 from processes import empty_database, serving, webhooks
 from psycopg import AsyncConnection
+from psycopg.sql import SQL
 
 from webhooks import Pool, feed
 from webhooks.control import frames
 from webhooks.control.followers import Room, Seats
 from webhooks.control.watch import Watch
 from webhooks.db import Transaction
-from webhooks.feed import MOST_BYTES, MOST_DELIVERIES, START, Level, NotAPlace, Page, Place, read_place, written
+from webhooks.feed import (
+    MOST_BYTES,
+    MOST_DELIVERIES,
+    START,
+    Level,
+    NotAPlace,
+    Page,
+    Place,
+    read_place,
+    restored,
+    written,
+)
 from webhooks.inbox import insert
 from webhooks.serve.servers import LEAVE_WITHIN_S
 
@@ -74,7 +86,7 @@ async def located(pool: Pool, after: Place | datetime | timedelta | Literal["now
 # ---- places
 
 
-@pytest.mark.parametrize("place", [START, Place(1, 1), Place(2**64 - 1, 2**63 - 1), Place(743, 12)])
+@pytest.mark.parametrize("place", [START, Place(1, 1, 1), Place(2**64 - 1, 2**63 - 1, 2**63 - 1), Place(743, 12, -1)])
 def test_a_place_is_read_as_it_was_written(place: Place) -> None:
     assert read_place(written(place)) == place
 
@@ -87,13 +99,13 @@ def test_a_place_is_read_as_it_was_written(place: Place) -> None:
         "1h",
         "12",
         "é",
-        "AQAAAAAAAAAAAAAAAAAAAA",  # one too short
-        "AQAAAAAAAAAAAAAAAAAAAAAA",  # one too long
-        "AgAAAAAAAAAAAAAAAAAAAAA",  # another version
-        "AQAAAAAAAAAAAAAAAAAAAAB",  # bits past the end
-        "AQAAAAAAAAAA/////////w8",  # not our alphabet, and no such id
-        "AQAAAAAAAAAA__________8",
-        "AQAAAAAAAAAAAAAAAAAAAAA=",
+        "AgAAAAAAAAABAAAAAAAAAAIAAAAAAAAAA",  # one too short
+        "AgAAAAAAAAABAAAAAAAAAAIAAAAAAAAAAwA",  # one too long
+        "AwAAAAAAAAABAAAAAAAAAAIAAAAAAAAAAw",  # another version
+        "AgAAAAAAAAABAAAAAAAAAAIAAAAAAAAAAN",  # bits past the end
+        "AgAAAAAAAAABAAAAAAAAAAIAAAAAAAAA/w",  # not our alphabet
+        "AgAAAAAAAAABgAAAAAAAAAAAAAAAAAAAAw",  # no such id
+        "AgAAAAAAAAABAAAAAAAAAAIAAAAAAAAAAw==",
     ],
 )
 def test_a_text_that_no_place_is_written_as_is_refused(text: str) -> None:
@@ -264,14 +276,97 @@ async def test_a_start_at_a_time_does_not_pass_by_what_is_still_open(pool: Pool,
     async with await elsewhere(database_url) as slow:
         async with slow.transaction():
             early = (await insert(tx_of(slow), [arrival(b"early", key="early")]))["shortcut", "early"]
+            [old] = await arrived(pool, arrival(b"old"))
+            await sql(pool, "UPDATE deliveries SET received_at = received_at - interval '2 h'")
             [late] = await arrived(pool, arrival(b"late"))
             place = await located(pool, timedelta(hours=1))
-        assert [entry.id for entry in (await page(pool, place)).entries] == [early, late]
+        assert [entry.id for entry in (await page(pool, place)).entries] == [early, old, late]
 
 
-async def test_a_place_ahead_of_the_database_is_refused(pool: Pool) -> None:
+async def test_a_place_that_was_served_is_one_to_start_at(pool: Pool) -> None:
+    """A start at a time too, and the one behind everything: each names a delivery that is there, or none."""
+    await arrived(pool, arrival(b"1", key="1"))
+    [second] = await arrived(pool, arrival(b"2"))
+    await sql(pool, "UPDATE deliveries SET received_at = received_at + interval '1 h' WHERE id = %(id)s", id=second)
+    served_ = [entry.place for entry in (await page(pool)).entries]
+
+    found = [*served_, (await level(pool)).last, await located(pool, datetime.now(UTC) + timedelta(minutes=30)), START]
+
+    assert [await located(pool, place) for place in found] == found
+    assert found[3] == served_[0]
+
+
+@pytest.mark.parametrize(
+    "differs",
+    [
+        pytest.param("accepted_xid = (accepted_xid::text::bigint - 1)::text::xid8", id="its transaction"),
+        pytest.param("received_at = received_at + interval '1 microsecond'", id="its receipt"),
+    ],
+)
+async def test_a_place_behind_another_delivery_of_the_same_number_is_refused(
+    pool: Pool, differs: LiteralString
+) -> None:
+    """Another database counts as far, or this one was restored and has counted on since."""
+    [id] = await arrived(pool, arrival(b"1"))
+    place = (await level(pool)).last
+    await sql(pool, SQL("UPDATE deliveries SET {} WHERE id = %(id)s").format(SQL(differs)), id=id)
+
+    with pytest.raises(NotAPlace, match=rf"delivery {id} .* restored"):
+        await located(pool, place)
+
+
+async def test_a_place_behind_a_delivery_that_is_not_here_is_refused(pool: Pool) -> None:
+    await arrived(pool, arrival(b"1"))
+    place = (await level(pool)).last
+    await sql(pool, "DELETE FROM deliveries")
+
+    with pytest.raises(NotAPlace, match="removed"):
+        await located(pool, place)
+
+
+AHEAD = "UPDATE deliveries SET accepted_xid = (accepted_xid::text::bigint + 1000000 - id * 10)::text::xid8"
+
+
+async def test_a_place_that_this_server_has_not_come_to_yet_is_refused_though_its_delivery_is_here(pool: Pool) -> None:
+    """From there on nothing would come until this server has counted so far."""
+    [id] = await arrived(pool, arrival(b"1"))
+    await sql(pool, AHEAD)
+    [row] = await sql(pool, "SELECT accepted_xid::text AS xid, received_at FROM deliveries")
+
     with pytest.raises(NotAPlace, match="restored"):
-        await located(pool, Place(2**40, 1))
+        await located(pool, Place.behind(int(row["xid"]), id, row["received_at"]))
+
+
+async def test_what_a_dump_of_another_server_brought_is_put_behind_in_its_order(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(restored, "MOST_AT_ONCE", 2)
+    ahead = [(await arrived(pool, arrival(bytes([65 + number]))))[0] for number in range(5)]
+    await sql(pool, AHEAD)  # from the last to the first
+    here = await arrived(pool, arrival(b"accepted here"))
+    place = (await level(pool)).last
+
+    async def put_behind() -> int:
+        async with pool.transaction() as tx:
+            return await feed.put_behind(tx)
+
+    counts = [await put_behind() for _ in range(4)]
+    after = await arrived(pool, arrival(b"accepted later"))
+
+    assert counts == [2, 2, 1, 0]
+    assert await whole(pool) == [*here, *(ahead[3], ahead[4]), *(ahead[1], ahead[2]), ahead[0], *after]
+    assert [entry.id for entry in (await page(pool, place)).entries][-1:] == after
+    assert await located(pool, place) == place
+
+
+async def test_what_was_accepted_here_keeps_its_place_while_others_are_accepting(pool: Pool, database_url: str) -> None:
+    async with await elsewhere(database_url) as slow, slow.transaction():
+        await insert(tx_of(slow), [arrival(b"3", key="3")])
+        await arrived(pool, arrival(b"1", key="1"), arrival(b"2", key="2"))
+        before = await sql(pool, "SELECT id, accepted_xid FROM deliveries ORDER BY id")
+        async with pool.transaction() as tx:
+            assert await feed.put_behind(tx) == 0
+        assert await sql(pool, "SELECT id, accepted_xid FROM deliveries ORDER BY id") == before
 
 
 async def test_waiting_counts_what_lies_behind_a_place(pool: Pool) -> None:
@@ -645,7 +740,7 @@ async def test_a_page_that_the_database_refuses_is_asked_for_again(here: Deploye
         ("after=AQAAAAAAAAAA", 400, "cursor"),
         ("since=1h", 400, "since"),
         ("source=gitlab", 404, "shortcut, github, mirror"),
-        (f"after={written(Place(2**40, 1))}", 409, "restored"),
+        (f"after={written(Place(2**40, 1, 1))}", 409, "restored"),
     ],
 )
 @pytest.mark.parametrize("path", ["/api/feed", "/api/feed/waiting"])

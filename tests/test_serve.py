@@ -116,6 +116,19 @@ def test_deliveries_ignored_for_want_of_a_handler_that_is_there_now_are_told_of(
     }
 
 
+def test_deliveries_with_the_numbers_of_another_server_are_in_the_feed_soon(database_url: str, tmp_path: Path) -> None:
+    """A dump that was restored here brings them."""
+    rows(
+        database_url,
+        "INSERT INTO deliveries (source, dedup_key, body, accepted_xid, status)"
+        " VALUES ('shortcut', 'a', '', '9000000000', 'processed')",
+    )
+    with serving(tmp_path, database_url, "--no-worker") as process:
+        waiting = f"{process.control}/api/feed/waiting?after=all"
+        eventually(lambda: httpx.get(waiting).json()["waiting"] == 1)
+        process.says("restored from another server")
+
+
 # ---- how it stops
 
 

@@ -38,6 +38,7 @@ from webhooks.rejections import Caps
 from webhooks.retention import Ages, scheduled
 from webhooks.serve.database import database, prepared
 from webhooks.serve.reconciling import reconciling
+from webhooks.serve.restored import put_restored_behind
 from webhooks.serve.schedule import every
 from webhooks.serve.secrets import Secrets, read_secrets
 from webhooks.serve.servers import listen, serving, url_of
@@ -189,6 +190,7 @@ async def _start(
         stack.push_async_callback(control.close)
         watched.append(await stack.enter_async_context(serving(app, control_socket, "control plane")))
         stack.callback(control.stop)
+        await stack.enter_async_context(_beside(put_restored_behind(pool)))
     if accepter is not None:
         await accepter.start()
         stack.push_async_callback(accepter.stop)

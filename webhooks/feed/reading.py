@@ -1,33 +1,17 @@
-"""The inbox as a feed: received deliveries in the order in which they became final, from any place on.
-
-Ids become visible out of order: of two accepts the one with the lower id may commit last, and whoever follows ids has
-passed it by then. So a place in the feed is `(accepted_xid, id)`, and only what is below the *horizon* is served, the
-lowest transaction that was still open: all below it have ended, so nothing can appear there any more. The horizon is
-read first, in a statement of its own, and passed on as a parameter, so that later statements see all that is below it.
-
-The horizon stands still while any transaction of the database server stays open, in whatever database: what was
-accepted since is then *held back*, and comes later, in order.
-
-The feed has what was received, what was fetched by way of the provider's log included. It has neither the further
-events of one request nor replays: the request that they came from is in it. A delivery whose body was pruned is in it
-without one. A place belongs to one database: a dump restored elsewhere has other transactions.
-"""
+"""What is in the feed: how far it is, what comes next, and how much waits."""
 
 from __future__ import annotations
 
-import base64
-import binascii
-import struct
 from collections.abc import Collection
 from dataclasses import dataclass
-from datetime import datetime, timedelta
-from typing import Any, Literal, NamedTuple
+from datetime import datetime
+from typing import Any
 
 from psycopg.sql import SQL
 
 from webhooks.db import Transaction, compose
 from webhooks.delivery import Headers
-from webhooks.errors import ConfigurationError
+from webhooks.feed.place import START, Place
 
 KEEP_ALIVE_S = 15.0
 """How long a follower hears nothing at most; after more its connection is dead, whatever its system believes."""
@@ -36,44 +20,6 @@ MOST_BYTES = 4 * 1024 * 1024
 """What a page holds at most. A body that is larger comes alone."""
 MOST_COUNTED = 100_000
 MOST_HELD = 1_000
-
-_PLACE = struct.Struct(">BQQ")
-_VERSION = 1
-
-
-class Place(NamedTuple):
-    """A place in the feed: behind one delivery, and before the next."""
-
-    xid: int
-    id: int
-
-
-START = Place(0, 0)
-
-
-class NotAPlace(ConfigurationError):
-    """A cursor is not one of this feed's, or belongs to another database."""
-
-
-def written(place: Place) -> str:
-    """Return a place as followers are given it: a text that they keep and hand back, and need not understand."""
-    return base64.urlsafe_b64encode(_PLACE.pack(_VERSION, *place)).decode("ascii").rstrip("=")
-
-
-def read_place(text: str) -> Place:
-    """Read what `written` wrote.
-
-    Raises:
-        NotAPlace: it wrote no such text.
-    """
-    try:
-        version, xid, id = _PLACE.unpack(base64.b64decode(text.encode("ascii") + b"=", altchars=b"-_", validate=True))
-    except (ValueError, binascii.Error, struct.error):
-        raise NotAPlace(f"{text[:100]!r} is no cursor of the feed") from None
-    place = Place(xid, id)
-    if version != _VERSION or written(place) != text or id >= 2**63:
-        raise NotAPlace(f"{text!r} is no cursor that this version understands")
-    return place
 
 
 @dataclass(frozen=True, slots=True)
@@ -158,18 +104,15 @@ BETWEEN = SQL(
     "    AND {feed} AND {wanted}"
 ).format(feed=FEED, wanted=WANTED)
 
-HORIZON = (
-    "SELECT pg_snapshot_xmin(now.snapshot)::text AS horizon, pg_snapshot_xmax(now.snapshot)::text AS next\n"
-    "FROM pg_current_snapshot() AS now (snapshot)"
-)
+HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS horizon"
 LEVEL = compose(
-    "SELECT held.number, held.seconds, last.xid, last.id FROM (\n"
+    "SELECT held.number, held.seconds, last.xid, last.id, last.received_at FROM (\n"
     "    SELECT count(*) AS number,\n"
     "        extract(epoch FROM statement_timestamp() - min(received_at))::double precision AS seconds\n"
     "    FROM (SELECT received_at FROM {deliveries} WHERE accepted_xid >= %(horizon)s::xid8 AND {feed}\n"
     "        ORDER BY accepted_xid, id LIMIT %(most)s) AS above\n"
     ") AS held LEFT JOIN (\n"
-    "    SELECT accepted_xid::text AS xid, id FROM {deliveries}\n"
+    "    SELECT accepted_xid::text AS xid, id, received_at FROM {deliveries}\n"
     "    WHERE accepted_xid < %(horizon)s::xid8 AND {feed} ORDER BY accepted_xid DESC, id DESC LIMIT 1\n"
     ") AS last ON true",
     feed=FEED,
@@ -197,21 +140,11 @@ WAITING = compose(
     ") AS next",
     between=BETWEEN,
 )
-# MATERIALIZED, or the planner may look for the time along the feed, from its beginning.
-SINCE = compose(
-    "WITH recent AS MATERIALIZED (\n"
-    "    SELECT accepted_xid, id FROM {deliveries}\n"
-    "    WHERE received_at >= coalesce(%(at)s::timestamptz, statement_timestamp() - %(ago)s::interval) AND {feed}\n"
-    ")\n"
-    "SELECT accepted_xid::text AS xid, id FROM recent ORDER BY accepted_xid, id LIMIT 1",
-    feed=FEED,
-)
 
 
 async def level(tx: Transaction) -> Level:
     """Return how far the feed is now."""
-    horizon, _ = await _horizon(tx)
-    return await _level(tx, horizon)
+    return await level_at(tx, await horizon_now(tx))
 
 
 async def page(tx: Transaction, after: Place, level: Level, sources: Collection[str] = ()) -> Page:
@@ -234,9 +167,9 @@ async def page(tx: Transaction, after: Place, level: Level, sources: Collection[
 
 
 def _entry(row: dict[str, Any]) -> Entry:
-    place, headers = Place(int(row["xid"]), row["id"]), tuple((name, value) for name, value in row["headers"])
+    headers = tuple((name, value) for name, value in row["headers"])
     columns = ("id", "source", "dedup_key", "event", "origin", "received_at", "body", "pruned_at")
-    return Entry(place=place, headers=headers, **{name: row[name] for name in columns})
+    return Entry(place=place_of(row), headers=headers, **{name: row[name] for name in columns})
 
 
 async def waiting(tx: Transaction, after: Place, level: Level, sources: Collection[str] = ()) -> Waiting:
@@ -246,47 +179,25 @@ async def waiting(tx: Transaction, after: Place, level: Level, sources: Collecti
     return Waiting(0, None) if row is None else Waiting(row["number"], row["since"])
 
 
-async def located(tx: Transaction, after: Place | datetime | timedelta | Literal["now", "all"]) -> Place:
-    """Return where a follower starts.
-
-    Args:
-        tx: a transaction.
-        after: a place, a time or how long ago, ``now``, or ``all``. From a time on nothing received since is missed; a
-            few deliveries from just before it may come along, where accepts overlapped.
-
-    Raises:
-        NotAPlace: the place is one of another database, or of this one before it was restored.
-    """
-    if after == "all":
-        return START
-    horizon, next_xid = await _horizon(tx)
-    if isinstance(after, Place):
-        if after.xid >= next_xid:
-            raise NotAPlace("the cursor lies ahead of this database: it is another one, or was restored; name a time")
-        return after
-    last = (await _level(tx, horizon)).last
-    if after == "now":
-        return last
-    at, ago = (after, None) if isinstance(after, datetime) else (None, after)
-    row = await (await tx.execute(SINCE, {"at": at, "ago": ago})).fetchone()
-    # Not past the horizon: a transaction that is still open may bring what was received meanwhile.
-    return last if row is None else min(Place(int(row["xid"]), row["id"] - 1), last)
-
-
-async def _level(tx: Transaction, horizon: int) -> Level:
-    row = await (await tx.execute(LEVEL, {"horizon": str(horizon), "most": MOST_HELD})).fetchone()
-    if row is None:
-        raise RuntimeError("an aggregate returned no row")
-    last = START if row["xid"] is None else Place(int(row["xid"]), row["id"])
-    return Level(horizon, last, row["number"], row["seconds"] or 0.0)
-
-
-async def _horizon(tx: Transaction) -> tuple[int, int]:
-    """Return the lowest transaction that is still open, and the next one that will be."""
+async def horizon_now(tx: Transaction) -> int:
+    """Return the lowest transaction that is still open."""
     row = await (await tx.execute(HORIZON)).fetchone()
     if row is None:
         raise RuntimeError("pg_current_snapshot() returned no row")
-    return int(row["horizon"]), int(row["next"])
+    return int(row["horizon"])
+
+
+async def level_at(tx: Transaction, horizon: int) -> Level:
+    """Return how far the feed is, with a horizon that an earlier statement read."""
+    row = await (await tx.execute(LEVEL, {"horizon": str(horizon), "most": MOST_HELD})).fetchone()
+    if row is None:
+        raise RuntimeError("an aggregate returned no row")
+    return Level(horizon, START if row["xid"] is None else place_of(row), row["number"], row["seconds"] or 0.0)
+
+
+def place_of(row: dict[str, Any]) -> Place:
+    """Return the place behind the delivery of a row."""
+    return Place.behind(int(row["xid"]), row["id"], row["received_at"])
 
 
 def _between(after: Place, level: Level, sources: Collection[str]) -> dict[str, object]:
