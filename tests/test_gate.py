@@ -298,18 +298,21 @@ async def test_a_row_that_kills_every_worker_is_escalated_once_and_takes_no_neig
 
 
 @pytest.mark.parametrize(
-    ("attempts", "outcome", "takers"),
+    ("attempts", "outcomes", "takers"),
     [
-        (0, None, {"any", "fresh"}),
-        (1, "error", {"any", "tried"}),
-        (1, "expired", {"any", "tried"}),
-        (2, "error", {"any", "tried"}),
-        (2, "snoozed", {"any", "tried"}),
-        (2, "expired", {"any", "last chance"}),
+        (0, [], {"any", "fresh"}),
+        (1, ["error"], {"any", "tried"}),
+        (1, ["expired"], {"any", "tried"}),
+        (2, ["expired", "error"], {"any", "tried"}),
+        (2, ["error", "snoozed", "error"], {"any", "tried"}),
+        (2, ["error", "expired"], {"any", "last chance"}),
+        # Put back uncharged, by a lane that was stopping for instance: what made it dangerous is so still.
+        (2, ["error", "expired", "snoozed"], {"any", "last chance"}),
+        (2, ["error", "expired", "interrupted", "snoozed", "interrupted"], {"any", "last chance"}),
     ],
 )
 async def test_who_may_take_a_row_that_was_tried(
-    pool: Pool, attempts: int, outcome: str | None, takers: set[Which]
+    pool: Pool, attempts: int, outcomes: list[str], takers: set[Which]
 ) -> None:
     gate = a_gate()
     every: tuple[Which, ...] = ("any", "fresh", "tried", "last chance")
@@ -317,18 +320,20 @@ async def test_who_may_take_a_row_that_was_tried(
         await opened(pool, gate, key)
         await sql(
             pool,
-            "UPDATE patch_sessions SET attempt_count = %(attempts)s, claim_seq = %(key)s WHERE sc_id = %(key)s",
+            "INSERT INTO attempts (claim_seq, table_name, key, phase, visit, attempt, claimed_at, ended_at, outcome)"
+            " SELECT %(seq)s + n, 'patch_sessions', %(row)s, 'drafting', 1, 1, now() + n * interval '1 s', now(), o"
+            " FROM unnest(%(outcomes)s::text[]) WITH ORDINALITY AS ended (o, n)",
+            seq=key * 10,
+            row=str(key),
+            outcomes=outcomes,
+        )
+        await sql(
+            pool,
+            "UPDATE patch_sessions SET attempt_count = %(attempts)s, claim_seq = %(seq)s WHERE sc_id = %(key)s",
             attempts=attempts,
+            seq=key * 10 + len(outcomes),
             key=key,
         )
-        if outcome is not None:
-            await sql(
-                pool,
-                "INSERT INTO attempts (claim_seq, table_name, key, phase, visit, attempt, ended_at, outcome)"
-                " VALUES (%(seq)s, 'patch_sessions', '1', 'drafting', 1, 1, now(), %(outcome)s)",
-                seq=key,
-                outcome=outcome,
-            )
         taken = await gate.take_next(pool, "drafting", 1, which=which, keys=[key])
         assert bool(taken) == (which in takers), which
 

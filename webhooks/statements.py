@@ -22,10 +22,13 @@ Which: TypeAlias = OneOf["any", "fresh", "tried", "last chance"]
 """Which rows of a ready status a claim may take. A row that was tried before is taken alone, so that one which kills
 its worker takes no neighbour with it; one that expired and has one attempt left, while no other such row runs here."""
 
-# A subquery for one value is looked up row by row; EXISTS may be turned into a scan of all attempts ever made.
+# A subquery for one value is looked up row by row; EXISTS may be turned into a scan of all attempts ever made. What was
+# put back uncharged says nothing of the attempt before it.
 LAST_CHANCE: LiteralString = (
     "(attempt_count > 0 AND attempt_count = max_attempts - 1\n"
-    "        AND coalesce((SELECT a.outcome FROM {attempts} AS a WHERE a.claim_seq = t.claim_seq), '') = 'expired')"
+    "        AND coalesce((SELECT a.outcome FROM {attempts} AS a\n"
+    "            WHERE a.table_name = %(table)s AND a.key = {key_of_t_text}\n"
+    "            AND a.outcome NOT IN ('snoozed', 'interrupted') ORDER BY a.claimed_at DESC LIMIT 1), '') = 'expired')"
 )
 GUARDS: dict[Which, LiteralString] = {
     "any": "",
@@ -113,6 +116,7 @@ class Statements:
         self.key_list = SQL(", ").join(map(SQL, key.columns))
         self.key_of_t = SQL(", ").join(SQL("t.{}").format(SQL(column)) for column in key.columns)
         self.key_text = SQL(" || '/' || ").join(SQL("{}::text").format(SQL(column)) for column in key.columns)
+        self.key_of_t_text = SQL(" || '/' || ").join(SQL("t.{}::text").format(SQL(column)) for column in key.columns)
 
     def same_key(self, left: LiteralString, right: LiteralString) -> Composable:
         return SQL(" AND ").join(
@@ -228,7 +232,7 @@ class Statements:
         return SQL(" AND ({}) >= ({})").format(SQL(", ").join(map(SQL, columns)), mark)
 
     def _guards(self, which: Which, equal: tuple[str, ...], due_by: bool, known: bool) -> Composed:
-        guards: list[Composable] = [named(GUARDS[which])]
+        guards: list[Composable] = [named(GUARDS[which], key_of_t_text=self.key_of_t_text)]
         guards += [SQL(" AND {} = {}").format(Identifier(column), Placeholder("equal_" + column)) for column in equal]
         if due_by:
             guards.append(SQL(" AND not_before <= %(due_by)s"))

@@ -1,7 +1,9 @@
 WITH due AS MATERIALIZED (
     SELECT id FROM deliveries AS t
     WHERE status = 'received' AND attempt_count < max_attempts AND not_before <= now() AND (attempt_count > 0 AND attempt_count = max_attempts - 1
-        AND coalesce((SELECT a.outcome FROM attempts AS a WHERE a.claim_seq = t.claim_seq), '') = 'expired')
+        AND coalesce((SELECT a.outcome FROM attempts AS a
+            WHERE a.table_name = %(table)s AND a.key = t.id::text
+            AND a.outcome NOT IN ('snoozed', 'interrupted') ORDER BY a.claimed_at DESC LIMIT 1), '') = 'expired')
     ORDER BY not_before, id LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), placed AS (
     SELECT id, row_number() OVER () AS place FROM due
