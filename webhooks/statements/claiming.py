@@ -1,0 +1,225 @@
+"""How a row is claimed, and how it stays claimed."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+from typing import Literal as OneOf
+from typing import LiteralString, TypeAlias
+
+from psycopg.sql import SQL, Composable, Composed, Identifier, Literal, Placeholder
+
+from webhooks.db import compose, named
+from webhooks.phase import Phase
+from webhooks.statements.gated import CLEARED, Gated
+
+Which: TypeAlias = OneOf["any", "fresh", "tried", "last chance"]
+"""Which rows of a ready status a claim may take. A row that was tried before is taken alone, so that one which kills
+its worker takes no neighbour with it; one that expired and has one attempt left, while no other such row runs here."""
+
+# A subquery for one value is looked up row by row; EXISTS may be turned into a scan of all attempts ever made. What was
+# put back uncharged says nothing of the attempt before it.
+LAST_CHANCE: LiteralString = (
+    "(attempt_count > 0 AND attempt_count = max_attempts - 1\n"
+    "        AND coalesce((SELECT a.outcome FROM {attempts} AS a\n"
+    "            WHERE a.table_name = %(table)s AND a.key = {key_of_t_text}\n"
+    "            AND a.outcome NOT IN ('snoozed', 'interrupted') ORDER BY a.claimed_at DESC LIMIT 1), '') = 'expired')"
+)
+GUARDS: dict[Which, LiteralString] = {
+    "any": "",
+    "fresh": " AND attempt_count = 0",
+    "tried": " AND attempt_count > 0 AND NOT " + LAST_CHANCE,
+    "last chance": " AND " + LAST_CHANCE,
+}
+
+GIVEN_BACK = "the answer to the claim was lost"
+"""Why a claim is recorded as interrupted under which nobody ever worked."""
+
+
+class Claiming(Gated):
+    """Claims of known rows and of the next ones, their leases, and claims that are undone."""
+
+    def claim(self, phase: Phase) -> bytes:
+        """Claim a known row: one conditional UPDATE, and its row count is the answer."""
+        return compose(
+            "UPDATE {table} SET status = {claimed}, claim_seq = %(fence)s,\n"
+            "    {take}\n"
+            "WHERE {is_key} AND status = {ready} AND attempt_count < max_attempts AND not_before <= now()\n"
+            "RETURNING {columns}",
+            table=self.table,
+            claimed=Literal(phase.claimed),
+            take=self._take(phase),
+            is_key=self.is_key,
+            ready=Literal(phase.ready),
+            columns=self.columns,
+        )
+
+    @lru_cache(maxsize=256)  # noqa: B019 - gates live as long as the process
+    def claim_next(
+        self,
+        phase: Phase,
+        which: Which = "any",
+        equal: tuple[str, ...] = (),
+        due_by: bool = False,
+        known: bool = False,
+        marked: bool = False,
+    ) -> bytes:
+        """Claim the next `limit` rows nobody else is claiming, in order, and write their lines in `attempts`.
+
+        Args:
+            phase: what they wait for.
+            which: see `Which`.
+            equal: columns that must equal the parameters `equal_<column>`.
+            due_by: whether a row must have been due at the parameter `due_by`.
+            known: whether only the rows in the key lists may be taken.
+            marked: whether to begin at the parameters `mark_0`, `mark_1`, … rather than at the front.
+        """
+        return compose(
+            "WITH due AS MATERIALIZED (\n"
+            "    SELECT {key_list} FROM {table} AS t\n"
+            "    WHERE status = {ready} AND attempt_count < max_attempts AND not_before <= now(){guards}\n"
+            "    ORDER BY {order_by} LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED\n"
+            "), placed AS (\n"
+            "    SELECT {key_list}, row_number() OVER () AS place FROM due\n"
+            "), claimed AS (\n"
+            "    UPDATE {table} AS t SET status = {claimed}, claim_seq = %(fence)s + placed.place - 1,\n"
+            "    {take}\n"
+            "    FROM placed WHERE {same_key} AND t.status = {ready}\n"
+            "    RETURNING t.*\n"
+            "), recorded AS (\n"
+            "    INSERT INTO {attempts} (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)\n"
+            "    SELECT claim_seq, %(table)s, {key_text}, {claimed}, visit, attempt_count, claimed_by, claimed_at\n"
+            "    FROM claimed\n"
+            ")\n"
+            "SELECT {columns}{marks} FROM claimed",
+            key_list=self.key_list,
+            table=self.table,
+            ready=Literal(phase.ready),
+            guards=self._guards(which, equal, due_by, known) + self._from_mark(marked),
+            order_by=self.order_by,
+            claimed=Literal(phase.claimed),
+            take=self._take(phase),
+            same_key=self.same_key("t", "placed"),
+            key_text=self.key_text,
+            columns=self.columns,
+            marks=Composed(
+                [SQL(", {}::text AS {}").format(SQL(column), Identifier(name)) for column, name in self._named_marks()]
+            ),
+        )
+
+    def waiting(
+        self, phase: Phase, which: Which, equal: tuple[str, ...] = (), due_by: bool = False, known: bool = False
+    ) -> bytes:
+        """Read the keys that `claim_next` would take, a hundred of them, without a lock."""
+        return compose(
+            "SELECT {key_list} FROM {table} AS t\n"
+            "WHERE status = {ready} AND attempt_count < max_attempts AND not_before <= now(){guards}\n"
+            "ORDER BY {order_by} LIMIT 100",
+            key_list=self.key_list,
+            table=self.table,
+            ready=Literal(phase.ready),
+            guards=self._guards(which, equal, due_by, known),
+            order_by=self.order_by,
+        )
+
+    def _take(self, phase: Phase) -> Composable:
+        return SQL(
+            "claimed_from = {ready}, attempt_count = attempt_count + 1,\n"
+            "    claimed_by = %(claimed_by)s, claimed_at = statement_timestamp(),\n"
+            "    lease_until = statement_timestamp() + %(lease)s"
+        ).format(ready=Literal(phase.ready))
+
+    def _named_marks(self) -> list[tuple[LiteralString, str]]:
+        return [(column, f"mark_{place}") for place, column in enumerate(self.marks)]
+
+    def _from_mark(self, marked: bool) -> Composed:
+        if not marked:
+            return Composed([])
+        columns, names = zip(*self._named_marks(), strict=True)
+        mark = SQL(", ").join(map(Placeholder, names))
+        return SQL(" AND ({}) >= ({})").format(SQL(", ").join(map(SQL, columns)), mark)
+
+    def _guards(self, which: Which, equal: tuple[str, ...], due_by: bool, known: bool) -> Composed:
+        guards: list[Composable] = [named(GUARDS[which], key_of_t_text=self.key_of_t_text)]
+        guards += [SQL(" AND {} = {}").format(Identifier(column), Placeholder("equal_" + column)) for column in equal]
+        if due_by:
+            guards.append(SQL(" AND not_before <= %(due_by)s"))
+        if known:
+            guards.append(SQL(" AND {}").format(self.among()))
+            if len(self.key.columns) > 1:
+                guards.append(SQL(" AND {} = ANY(%(keys)s)").format(self.key_text))
+        return Composed(guards)
+
+    def renew(self, phase: Phase) -> bytes:
+        """Extend the leases of all claims of this process in one phase."""
+        return compose(
+            "WITH mine AS MATERIALIZED (\n"
+            "    SELECT {key_list} FROM {table}\n"
+            "    WHERE {among} AND {fences}\n"
+            "    ORDER BY {key_list} FOR NO KEY UPDATE SKIP LOCKED\n"
+            ")\n"
+            "UPDATE {table} AS t SET lease_until = statement_timestamp() + %(lease)s\n"
+            "FROM mine WHERE {same_key} AND t.status = {claimed} AND t.claim_seq = ANY(%(claim_seqs)s)\n"
+            "RETURNING t.claim_seq",
+            key_list=self.key_list,
+            table=self.table,
+            among=self.among(),
+            fences=self.fences(phase),
+            claimed=Literal(phase.claimed),
+            same_key=self.same_key("t", "mine"),
+        )
+
+    def still_held(self, phase: Phase) -> bytes:
+        """Read, without a lock, which of our claims a renewal skipped but nobody took."""
+        return compose(
+            "SELECT claim_seq FROM {table} WHERE {among} AND {fences}",
+            table=self.table,
+            among=self.among(),
+            fences=self.fences(phase),
+        )
+
+    def hold(self, phase: Phase) -> bytes:
+        """Lock our row by its fence and extend its lease."""
+        return compose(
+            "UPDATE {table} SET lease_until = greatest(lease_until, statement_timestamp() + %(lease)s)\nWHERE {fence}",
+            table=self.table,
+            fence=self.fence(phase),
+        )
+
+    def give_back(self, phase: Phase) -> bytes:
+        """Undo claims of ours whose answer was lost: as if they had not been made."""
+        return compose(
+            "WITH given AS (\n"
+            "    UPDATE {table} AS t SET status = {ready}, claimed_from = NULL,\n"
+            "        attempt_count = greatest(attempt_count - 1, 0), {cleared}\n"
+            "    WHERE status = {claimed} AND claim_seq >= %(fence)s AND claim_seq < %(fence)s + %(count)s\n"
+            "    RETURNING claim_seq\n"
+            ")\n"
+            "UPDATE {attempts} AS a SET ended_at = statement_timestamp(), outcome = 'interrupted',\n"
+            "    error = {reason}\n"
+            "FROM given WHERE a.claim_seq = given.claim_seq AND a.ended_at IS NULL",
+            table=self.table,
+            ready=Literal(phase.ready),
+            claimed=Literal(phase.claimed),
+            cleared=CLEARED,
+            reason=Literal(GIVEN_BACK),
+        )
+
+    def adopt(self, phase: Phase) -> bytes:
+        """Give a row that was claimed by hand (the bare UPDATE, no lease) a lease and a way back."""
+        return compose(
+            "WITH bare AS MATERIALIZED (\n"
+            "    SELECT {key_list} FROM {table} WHERE status = {claimed} AND lease_until IS NULL\n"
+            "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED\n"
+            ")\n"
+            "UPDATE {table} AS t SET claimed_from = {ready}, lease_until = statement_timestamp() + %(lease)s,\n"
+            "    claimed_at = statement_timestamp(), claimed_by = coalesce(t.claimed_by, 'somebody by hand'),\n"
+            "    claim_seq = NULL\n"
+            "FROM bare WHERE {same_key} AND t.status = {claimed} AND t.lease_until IS NULL\n"
+            "RETURNING {key_of_t}, t.status",
+            key_list=self.key_list,
+            table=self.table,
+            claimed=Literal(phase.claimed),
+            ready=Literal(phase.ready),
+            same_key=self.same_key("t", "bare"),
+            key_of_t=self.key_of_t,
+        )

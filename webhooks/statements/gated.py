@@ -1,0 +1,98 @@
+"""A gated table as the statements name it: its key, its columns, and the fence of a claim."""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from typing import LiteralString
+
+from psycopg.sql import SQL, Composable, Identifier, Literal, Placeholder
+
+from webhooks.db import table
+from webhooks.phase import NAME, Key, Phase
+
+CLEARED = SQL("claimed_by = NULL, claimed_at = NULL, lease_until = NULL")
+
+
+class Gated:
+    """What every statement about one table is made of.
+
+    Args:
+        name: the table.
+        key: the columns that name a row.
+        columns: the columns a claim reads; empty for all of them.
+        order_by: what `claim_next` orders by.
+        escalated: the status of a row whose attempts ran out.
+    """
+
+    def __init__(
+        self,
+        name: LiteralString,
+        key: Key,
+        columns: Sequence[str],
+        order_by: LiteralString,
+        escalated: LiteralString,
+    ) -> None:
+        self.name = name
+        self.table = table(name)
+        self.key = key
+        self.columns = SQL(", ").join(map(Identifier, columns)) if columns else SQL("*")
+        self.order_by = SQL(order_by)
+        self.marks = _plain(order_by)
+        self.escalated = Literal(escalated)
+        self.is_key = SQL(" AND ").join(
+            SQL(column) + SQL(" = %(") + SQL(param) + SQL(")s")
+            for column, param in zip(key.columns, key.names(), strict=True)
+        )
+        self.key_list = SQL(", ").join(map(SQL, key.columns))
+        self.key_of_t = SQL(", ").join(SQL("t.{}").format(SQL(column)) for column in key.columns)
+        self.key_text = SQL(" || '/' || ").join(SQL("{}::text").format(SQL(column)) for column in key.columns)
+        self.key_of_t_text = SQL(" || '/' || ").join(SQL("t.{}::text").format(SQL(column)) for column in key.columns)
+
+    def same_key(self, left: LiteralString, right: LiteralString) -> Composable:
+        return SQL(" AND ").join(
+            SQL("{}.{} = {}.{}").format(SQL(left), SQL(column), SQL(right), SQL(column)) for column in self.key.columns
+        )
+
+    def among(self) -> Composable:
+        """The rows whose keys were passed as lists, one list a key column.
+
+        Of several columns each is compared by itself, because only the column gives a list of text its type; what
+        else the WHERE says (a fence, `key_text`) leaves out the combinations nobody meant.
+        """
+        return SQL(" AND ").join(
+            SQL("{} = ANY({})").format(SQL(column), Placeholder(param))
+            for column, param in zip(self.key.columns, self.key.names(), strict=True)
+        )
+
+    def fence(self, phase: Phase) -> Composable:
+        """Our row while it is ours. A claim made by hand has no lease, and the number of the row's last claim."""
+        return SQL("{} AND status = {} AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL").format(
+            self.is_key, Literal(phase.claimed)
+        )
+
+    def fences(self, phase: Phase) -> Composable:
+        """The same for many rows at once."""
+        return SQL("status = {} AND claim_seq = ANY(%(claim_seqs)s) AND lease_until IS NOT NULL").format(
+            Literal(phase.claimed)
+        )
+
+    def move(self, columns: tuple[str, ...], entered: Phase | None, visit: LiteralString) -> Composable:
+        """What a row that moves on is set to: our columns, no claim, and a visit of its own where a phase waits."""
+        parts: list[Composable] = [
+            SQL("{} = {}").format(Identifier(column), Placeholder("set_" + column)) for column in columns
+        ]
+        parts += [CLEARED, SQL("claimed_from = NULL, last_error = NULL, not_before = statement_timestamp()")]
+        if entered is not None:
+            parts.append(
+                SQL("visit = {}, attempt_count = 0, max_attempts = {}").format(
+                    SQL(visit), Literal(entered.max_attempts)
+                )
+            )
+        return SQL(", ").join(parts)
+
+
+def _plain(order_by: LiteralString) -> tuple[LiteralString, ...]:
+    """Return the columns of an ascending order, none where it is anything else."""
+    parts: list[LiteralString] = order_by.split(",")
+    columns: tuple[LiteralString, ...] = tuple(part.strip() for part in parts)
+    return columns if all(NAME.fullmatch(column) for column in columns) else ()

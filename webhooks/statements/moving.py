@@ -1,0 +1,64 @@
+"""What happens to a row from outside, whoever holds it."""
+
+from __future__ import annotations
+
+from functools import lru_cache
+
+from psycopg.sql import SQL, Composable, Identifier, Literal, Placeholder
+
+from webhooks.db import compose
+from webhooks.phase import Phase
+from webhooks.statements.gated import Gated
+
+
+class Moving(Gated):
+    """Rows that are opened, moved on by an event, or given back their attempts by a person."""
+
+    @lru_cache(maxsize=256)  # noqa: B019
+    def open(self, to: str, columns: tuple[str, ...], entered: Phase | None) -> bytes:
+        """Insert a row, or nothing where it is there already."""
+        names: list[Composable] = [SQL("status"), *map(Identifier, columns)]
+        values: list[Composable] = [Literal(to), *(Placeholder("set_" + column) for column in columns)]
+        if entered is not None:
+            names.append(SQL("max_attempts"))
+            values.append(Literal(entered.max_attempts))
+        return compose(
+            "INSERT INTO {table} ({names})\nVALUES ({values})\nON CONFLICT DO NOTHING\nRETURNING {key}",
+            table=self.table,
+            names=SQL(", ").join(names),
+            values=SQL(", ").join(values),
+            key=self.key_list,
+        )
+
+    @lru_cache(maxsize=256)  # noqa: B019
+    def advance(self, from_: tuple[str, ...], to: str, columns: tuple[str, ...], entered: Phase | None) -> bytes:
+        """Move a row from one of some statuses to another, whoever holds it."""
+        return compose(
+            "UPDATE {table} SET status = {to}, {move}\nWHERE {is_key} AND {guard}\nRETURNING claim_seq",
+            table=self.table,
+            to=Literal(to),
+            move=self.move(columns, entered, "%(visit)s"),
+            is_key=self.is_key,
+            guard=SQL("status = {}").format(Literal(from_[0]))
+            if len(from_) == 1
+            else SQL("status IN ({})").format(SQL(", ").join(map(Literal, from_))),
+        )
+
+    @lru_cache(maxsize=16)  # noqa: B019
+    def retry(self, phases: tuple[Phase, ...]) -> bytes:
+        """Give an escalated row a new set of attempts, back in the status it was claimed from."""
+        return compose(
+            "UPDATE {table} SET status = claimed_from, claimed_from = NULL, attempt_count = 0,\n"
+            "    max_attempts = CASE claimed_from {each} ELSE max_attempts END, not_before = statement_timestamp()\n"
+            "WHERE {is_key} AND status = {escalated} AND claimed_from IS NOT NULL\n"
+            "RETURNING status",
+            table=self.table,
+            each=SQL(" ").join(
+                SQL("WHEN {} THEN {}").format(Literal(phase.ready), Literal(phase.max_attempts)) for phase in phases
+            ),
+            is_key=self.is_key,
+            escalated=self.escalated,
+        )
+
+    def status(self) -> bytes:
+        return compose("SELECT status FROM {table} WHERE {is_key}", table=self.table, is_key=self.is_key)

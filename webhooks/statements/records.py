@@ -1,0 +1,34 @@
+"""What is written beside a gated row: attempts, decisions, and the deliveries that waited for it."""
+
+from __future__ import annotations
+
+from collections.abc import Mapping
+
+from webhooks.db import clean, compose
+
+RECORD_ATTEMPT = compose(
+    "INSERT INTO {attempts} (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)\n"
+    "VALUES (%(claim_seq)s, %(table)s, %(key)s, %(phase)s, %(visit)s, %(attempt)s, %(claimed_by)s, %(claimed_at)s)"
+)
+CLOSE_ATTEMPT = compose(
+    "UPDATE {attempts} SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s\n"
+    "WHERE claim_seq = %(claim_seq)s AND ended_at IS NULL"
+)
+READ_ATTEMPT = compose("SELECT outcome FROM {attempts} WHERE claim_seq = %(claim_seq)s")
+WAKE_PARKED = compose(
+    "WITH parked AS MATERIALIZED (\n"
+    "    SELECT id FROM {deliveries} WHERE parked_on = ANY(%(rows)s) AND status = 'received'\n"
+    "    FOR NO KEY UPDATE SKIP LOCKED\n"
+    ")\n"
+    "UPDATE {deliveries} AS t SET not_before = statement_timestamp()\n"
+    "FROM parked WHERE t.id = parked.id AND t.status = 'received' RETURNING t.id, t.parked_on"
+)
+RECORD_DECISION = compose(
+    "INSERT INTO {decisions} (table_name, key, decision, decided_by, reason)\n"
+    "VALUES (%(table)s, %(key)s, %(decision)s, %(decided_by)s, %(reason)s)"
+)
+
+
+def column_params(columns: Mapping[str, object]) -> dict[str, object]:
+    """Return the parameters `set_<column>` of columns to write; text is rid of what PostgreSQL cannot store."""
+    return {f"set_{column}": clean(value) if isinstance(value, str) else value for column, value in columns.items()}
