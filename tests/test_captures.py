@@ -17,7 +17,8 @@ import pytest
 from webhooks import GitHub, Shortcut, StandardWebhooks
 from webhooks.captures import Capture, captures, files, written
 from webhooks.captures.lines import read
-from webhooks.errors import ConfigurationError
+from webhooks.delivery import Headers, RawEvent
+from webhooks.errors import ConfigurationError, UnknownName
 from webhooks.sources import Source
 
 SOURCES: dict[str, Source] = {source.name: source for source in (GitHub(), Shortcut(), StandardWebhooks("shop"))}
@@ -63,16 +64,16 @@ def test_a_line_is_read_back_as_it_was_written(body: bytes) -> None:
 @pytest.mark.parametrize(
     ("text", "fault"),
     [
-        (b'{"version": 1, "body_ba', "not JSON, or is cut short"),
-        (b"[1]", "none of an export"),
-        (b"{}", "none of an export"),
+        (b'{"version": 1, "body_ba', "it is not JSON"),
+        (b"[1]", "no line of an export"),
+        (b"{}", "no line of an export"),
         (line(b"x", version=2), "version 2"),
         (line(b"x", body_base64="%%%"), "not base64"),
         (line(b"x", body_base64=5), "not base64"),
         (line(b"x", body_base64=base64.b64encode(b"y").decode()), "the body was changed"),
         (line(b"x", headers=[["a"]]), "lacks headers"),
         (line(b"x", headers={"a": "b"}), "lacks headers"),
-        (line(b"x", source=None), "lacks headers, source"),
+        (line(b"x", source=None), "it lacks headers, source"),
         (line(b"x", received_at="soon"), "received_at"),
         (line(b"x", received_at="2026-01-01T00:00:00"), "received_at"),
         (b"[" * 5000, "not JSON"),
@@ -217,9 +218,98 @@ async def test_a_payload_has_the_same_id_whenever_it_is_read_and_another_event_a
 async def test_a_payload_of_nobody_is_refused(tmp_path: Path) -> None:
     file = tmp_path / "push.json"
     file.write_bytes(b"{}")
-    for source in (None, "nobody"):
-        with pytest.raises(ConfigurationError, match="say whose it is with --source; there are: github, shortcut, sho"):
-            await every(file, source=source)
+    with pytest.raises(ConfigurationError, match="say whose it is with --source; there are: github, shortcut, shop"):
+        await every(file)
+    for content in (b"{}", b"x-a: 1\n\nbody"):
+        file.write_bytes(content)
+        with pytest.raises(UnknownName, match=r"no source 'githob'; did you mean github\? There are: github, shop"):
+            await every(file, source="githob")
+
+
+@pytest.mark.parametrize("size", [60, 200, 330])
+async def test_an_export_that_is_cut_in_its_first_line_is_no_payload(tmp_path: Path, size: int) -> None:
+    file = tmp_path / "push.json"
+    file.write_bytes(line(b"x" * 300)[:size])
+    for source in ("github", None):
+        [capture] = await every(file, source=source)
+        assert (capture.name, capture.fault) == (
+            f"line 1 of {file}",
+            "it is cut short: the file ends in the middle of it",
+        )
+
+
+async def test_an_export_that_is_cut_later_says_which_line_and_one_that_was_damaged_too(tmp_path: Path) -> None:
+    file = tmp_path / "deliveries.ndjson"
+    file.write_bytes(line(b"one") + b"\n\n" + line(b"two")[:-9])
+    assert [(capture.name, capture.fault) for capture in await every(file)][1:] == [
+        (f"line 3 of {file}", "it is cut short: the file ends in the middle of it")
+    ]
+    file.write_bytes(line(b"one")[:-9] + b"\n" + line(b"two"))
+    first, second = await every(file)
+    assert (first.name, first.fault, second.fault) == (f"line 1 of {file}", "it is not JSON", None)
+
+
+async def test_a_payload_that_begins_like_an_export_is_one_all_the_same(tmp_path: Path) -> None:
+    file = tmp_path / "push.json"
+    file.write_bytes(b'{"version": 1, "id": 2, "source": "shop"}')
+    [capture] = await every(file, source="github")
+    assert (capture.fault, capture.source) == (None, "github")
+
+
+@pytest.mark.parametrize("content", [b'{"a": 1', b"[1,", b'{"a": "\xff"}', b'{"a": 1}\n{"b": 2}\n', b"[" * 100_000])
+async def test_a_payload_that_its_source_could_not_read_is_refused(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "push.json"
+    file.write_bytes(content)
+    for source in ("github", "SHORTCUT", None):
+        [capture] = await every(file, source=source)
+        assert (capture.fault or "").startswith("it cannot be read as a payload: ")
+
+
+class Lines(Source):
+    """A source whose bodies are not JSON, though they begin like it."""
+
+    recipe = GitHub.recipe
+
+    def read(self, headers: Headers, body: bytes) -> Any:
+        return body.splitlines()
+
+    def events(self, headers: Headers, body: Any) -> list[RawEvent]:
+        return []
+
+
+async def test_what_a_payload_has_to_be_is_for_its_source_to_say(tmp_path: Path) -> None:
+    file = tmp_path / "lines.json"
+    file.write_bytes(b'{"a": 1}\n{"b": 2}\n')
+    [capture] = [found async for found in captures(file, {"lines": Lines("lines")}, source="lines")]
+    assert (capture.fault, capture.body) == (None, b'{"a": 1}\n{"b": 2}\n')
+
+
+@pytest.mark.parametrize("content", [b"hello", b"hello\nyou\n\n", b"payload=%7B%7D", b"\x1f\x8b\x08"])
+async def test_what_is_nothing_known_says_what_could_be_known(tmp_path: Path, content: bytes) -> None:
+    file = tmp_path / "hello.json"
+    file.write_bytes(content)
+    [capture] = await every(file, source="github")
+    assert (capture.fault or "").startswith(
+        "it is neither JSON nor a line of webhooks export, and as a captured request "
+    )
+
+
+async def test_a_filter_that_nothing_in_an_export_passes_is_told_what_there_is(tmp_path: Path) -> None:
+    file = tmp_path / "deliveries.ndjson"
+    file.write_bytes(line(b"one") + b"\n" + line(b"two", event="star.created, star.deleted") + b"\n")
+
+    with pytest.raises(
+        UnknownName, match=r"holds nothing of a source 'githob'; did you mean github\? There are: github"
+    ):
+        await every(file, source="GitHob")
+    with pytest.raises(UnknownName, match=r"has 'star.creatd' in its .* did you mean star.created\? There are: star"):
+        await every(file, event="star.creatd")
+    with pytest.raises(UnknownName, match="holds nothing of a source 'shop'"):
+        await every(tmp_path, source="shop")
+    assert len(await every(file, source="GITHUB", event="star")) == 1
+    (tmp_path / "other.ndjson").write_bytes(line(b"three", source="shop") + b"\n")
+    assert [capture.body for capture in await every(tmp_path, source="shop")] == [b"three"]
+    assert await every(tmp_path, source="shop", event="star") == []
 
 
 @pytest.mark.parametrize("content", [b"", b"\n \n"])

@@ -21,9 +21,10 @@ from click.testing import CliRunner, Result
 from consumers import SECRET, Stack, arrival, arrived, from_github, from_shortcut, quick, served, stack, stories
 from gates import until
 from processes import ROOT, empty_database, environment, webhooks
+from rich.table import Table
 
 from webhooks import Consumer, Event, GitHub, Ignore, Pool, Shortcut, StandardWebhooks, Transaction
-from webhooks.cli.app import printable, told
+from webhooks.cli.app import console, printable, told
 from webhooks.cli.deliveries import deliveries
 from webhooks.cli.main import Commands, cli
 from webhooks.cli.migrate import migrate
@@ -178,6 +179,23 @@ def test_output_into_a_pipe_that_is_closed_ends_quietly(database_url: str, tmp_p
         )
 
     assert done.stderr == b""
+    assert done.returncode == 141
+
+
+@pytest.mark.skipif(not Path("/dev/full").exists(), reason="no device here is always full")
+def test_output_that_finds_no_space_is_one_line(database_url: str, tmp_path: Path) -> None:
+    with Path("/dev/full").open("wb") as full:
+        done = subprocess.run(
+            [sys.executable, "-m", "webhooks", "status"],
+            env=environment(DATABASE_URL=database_url),
+            cwd=tmp_path,
+            stdout=full,
+            stderr=subprocess.PIPE,
+            timeout=60,
+            check=False,
+        )
+
+    assert done.stderr == b"webhooks: no space is left on the disk: what was written is not whole\n"
     assert done.returncode == 1
 
 
@@ -290,6 +308,7 @@ async def test_deliveries_are_listed_with_the_rule_and_the_value_that_ignored_th
         (["--source", "GitHub"], [3]),
         (["--event", "ISSUES"], [3]),
         (["--status", "dead"], [4]),
+        (["--disposition", "Dead"], [4]),
         (["--status", "parked"], []),
         (["--limit", "2"], [7, 6]),
         (["--since", "1h", "--status", "dead"], [4]),
@@ -301,10 +320,24 @@ async def test_deliveries_are_filtered(
 ) -> None:
     monkeypatch.setenv("DATABASE_URL", database_url)
     async with some_deliveries(database_url):
-        printed = (await ran(deliveries, *options)).output
+        printed = (await ran(deliveries, *options)).stdout
 
     assert [int(cells[0]) for cells in rows_of(printed)] == ids
     assert printed.startswith("no deliveries" if not ids else "id")
+
+
+async def test_a_list_that_is_cut_says_so_and_filters_do_not_go_with_an_id(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    async with some_deliveries(database_url):
+        cut, whole = await ran(deliveries, "--limit", "2"), await ran(deliveries)
+        with pytest.raises(click.UsageError, match="filters go without an ID"):
+            await ran(deliveries, "4", "--status", "dead")
+        with pytest.raises(click.UsageError, match="'abc' is no id: write a number"):
+            await ran(deliveries, "abc")
+
+    assert (cut.stderr, whole.stderr) == ("the newest 2; --limit shows more\n", "")
 
 
 async def test_one_delivery_is_shown_whole(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
@@ -557,6 +590,17 @@ def test_a_change_may_append_to_a_list_and_add_a_field() -> None:
 )
 def test_an_age_is_told_in_two_units_at_most(seconds: float, text: str) -> None:
     assert age(seconds) == text
+
+
+def test_on_a_narrow_terminal_no_word_of_a_table_is_cut() -> None:
+    shown = console()
+    shown.width = 20
+    table = Table("event", "reason", box=None, pad_edge=False)
+    table.add_row("pull_request_review.dismissed", "no handler")
+    with shown.capture() as captured:
+        shown.print(table)
+    assert "…" not in captured.get()
+    assert "".join(line[:9].strip() for line in captured.get().splitlines()[1:]) == "pull_request_review.dismissed"
 
 
 def test_what_a_terminal_would_obey_is_escaped() -> None:

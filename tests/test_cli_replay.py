@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import socket
 import sys
 from collections.abc import AsyncGenerator
 from pathlib import Path
@@ -25,7 +26,7 @@ from webhooks.cli.export import export
 from webhooks.cli.main import cli
 from webhooks.cli.replay import replay
 from webhooks.cli.selecting import somebody
-from webhooks.errors import ConfigurationError
+from webhooks.errors import ConfigurationError, UnknownName
 
 USAGE = 2
 
@@ -76,6 +77,10 @@ def facts(result: Result) -> set[tuple[str, ...]]:
         (["--since", "soon"], "is no time"),
         (["--rate", "0", "5"], "--rate"),
         (["0"], "0 is not in the range"),
+        (["abc"], "'abc' is no id: write a number, as webhooks deliveries shows them"),
+        (["--up-to", "x", "5"], "'x' is no id"),
+        (["patch_sessions:1"], "goes with --row"),
+        (["--row", "patch_sessions"], "names no row: write TABLE:KEY"),
         (["--file", "missing.ndjson"], "does not exist"),
     ],
 )
@@ -150,8 +155,11 @@ async def test_a_dry_run_of_one_does_nothing(pool: Pool) -> None:
     await ended(pool, id, "processed", event="push")
     result = await ran(replay, str(id), "--dry-run", "--as", "new")
     assert "a new delivery" in result.stdout
-    assert "1 delivery, and nothing was done" in result.stdout
+    assert "1 delivery, and nothing was done; do it without --dry-run\n" in result.stdout
     assert (await row_of(pool, id))["status"] == "processed"
+    await github(pool, pushed())
+    several = await ran(replay, "--all", "--dry-run")
+    assert "2 deliveries, and nothing was done; do it with --yes instead of --dry-run\n" in several.stdout
 
 
 async def test_for_programs_there_is_json(pool: Pool) -> None:
@@ -171,10 +179,35 @@ async def test_for_programs_there_is_json(pool: Pool) -> None:
 
 
 async def test_nothing_selected_is_said(pool: Pool) -> None:
-    result = await ran(replay, "--event", "nothing", "--yes")
-    assert (result.exit_code, result.stdout) == (0, "nothing to do\n")
-    dry = await ran(replay, "--event", "nothing", "--dry-run")
+    result = await ran(replay, "--event", "update", "--yes")
+    assert (result.exit_code, result.stdout, result.stderr) == (0, "nothing to do\n", "")
+    dry = await ran(replay, "--event", "update", "--dry-run")
     assert "0 deliveries, and nothing was done\n" in dry.stdout
+
+
+async def test_an_event_or_a_row_that_nothing_has_is_noted_with_those_like_it(pool: Pool) -> None:
+    [id] = await github(pool, pushed())
+    await ended(pool, id, "processed", event="push", moved_rows=["patch_sessions:123"])
+    event = await ran(replay, "--event", "puhs", "--yes")
+    row = await ran(replay, "--row", "patch_session:123")
+    exported = await ran(export, "--event", "puhs")
+
+    assert (event.exit_code, row.exit_code, exported.exit_code) == (0, 0, 0)
+    assert "has 'puhs' in its event's name, and no handler is for one; did you mean push?" in event.stderr
+    assert "there is no gate over a table 'patch_session'; did you mean patch_sessions?" in row.stderr
+    assert (event.stdout, exported.stdout) == ("nothing to do\n", "")
+    assert "did you mean push?" in exported.stderr
+    assert exported.stderr.endswith("no deliveries\n")
+
+
+async def test_a_source_that_is_nowhere_is_an_error_before_anything_is_written(pool: Pool, tmp_path: Path) -> None:
+    await github(pool, pushed())
+    for command, more in ((replay, ["--yes"]), (replay, ["--to", "http://h"]), (export, ["--output", "out"])):
+        result = await ran(command, "--source", "githob", *more)
+        assert isinstance(result.exception, UnknownName)
+        assert "there is no source 'githob'" in str(result.exception)
+        assert "did you mean github?" in str(result.exception)
+    assert os.listdir(tmp_path) == []
 
 
 async def test_what_a_sender_wrote_is_shown_and_not_obeyed(pool: Pool) -> None:
@@ -272,6 +305,17 @@ async def test_a_receiver_that_is_busy_is_asked_again_and_gets_each_once(
     assert [body for _, body in other.seen] == [bodies[0], bodies[0], *bodies]
 
 
+async def test_a_receiver_that_is_not_there_leaves_nothing_done_and_no_place_to_go_on_from(pool: Pool) -> None:
+    [id] = await github(pool, pushed())
+    with socket.socket() as taken:
+        taken.bind(("127.0.0.1", 0))  # and does not listen
+        base = f"http://127.0.0.1:{taken.getsockname()[1]}"
+        result = await ran(replay, str(id), "--to", base)
+    assert result.exit_code == 1
+    assert "the receiver does not take deliveries" in result.stderr
+    assert result.stderr.endswith("nothing was done: run the same command again\n")
+
+
 async def test_what_is_pruned_cannot_be_sent_and_the_rest_is(pool: Pool, elsewhere: tuple[Elsewhere, str]) -> None:
     other, base = elsewhere
     gone, _ = await github(pool, pushed(), pushed())
@@ -330,6 +374,70 @@ async def test_a_captured_request_is_one_delivery_and_goes_at_once(pool: Pool, t
     assert (row["source"], bytes(row["body"])) == ("shortcut", request.body)
 
 
+async def test_an_export_that_was_cut_is_left_at_the_line_that_is_cut_and_says_how_to_go_on(
+    pool: Pool, tmp_path: Path
+) -> None:
+    several = [await github(pool, pushed(n=number)) for number in range(3)]
+    lines = (await ran(export)).stdout_bytes.splitlines(keepends=True)
+    async with pool.transaction() as tx:
+        await tx.execute("TRUNCATE deliveries")
+    (tmp_path / "cut").write_bytes(b"".join(lines)[:-10])
+    (tmp_path / "first").write_bytes(lines[0][:200])
+    (tmp_path / "middle").write_bytes(lines[0] + lines[1][:200] + b"\n" + lines[2])
+
+    dry = await ran(replay, "--file", "cut")
+    cut = await ran(replay, "--file", "cut", "--yes")
+    first = await ran(replay, "--file", "first", "--source", "github")
+    middle = await ran(replay, "--file", "middle", "--yes", "--limit", "3")
+    rest = await ran(replay, "--file", "middle", "--yes", "--after", "2")
+
+    assert len(several) == 3
+    assert (dry.exit_code, cut.exit_code, first.exit_code, middle.exit_code, rest.exit_code) == (1, 1, 1, 1, 0)
+    assert "1 cannot be read, and a replay ends at the first\n  line 3 of cut: it is cut short" in dry.stdout
+    assert "2 deliveries, and nothing was done; do it with --yes" in dry.stdout
+    assert facts(cut) >= {("2", "accepted"), ("1", "failed")}
+    assert cut.stderr == (
+        "line 3 of cut: it is cut short: the file ends in the middle of it; 2 before it done, nothing after it. "
+        "Mend the file and run the same command again (what was done is known as a duplicate), "
+        "or leave it out with --after 3\n"
+    )
+    assert first.stderr == (
+        "line 1 of first: it is cut short: the file ends in the middle of it; nothing was done. "
+        "Mend the file and run the same command again\n"
+    )
+    assert "line 2 of middle: it is not JSON; 1 before it done" in middle.stderr
+    assert "or leave it out with --after 2 --limit 1\n" in middle.stderr
+    assert facts(rest) >= {("1", "accepted")}
+    async with pool.transaction() as tx:
+        stored = await (await tx.execute("SELECT body FROM deliveries ORDER BY id")).fetchall()
+    assert sorted(bytes(row["body"]) for row in stored) == [pushed(n=number) for number in (0, 1, 2)]
+
+
+async def test_a_payload_that_is_no_json_is_refused_and_stored_nowhere(pool: Pool, tmp_path: Path) -> None:
+    folder = tmp_path / "payloads"
+    folder.mkdir()
+    (folder / "push.json").write_bytes(pushed())
+    (folder / "star.json").write_bytes(b'{"action": "created"')
+    alone = await ran(replay, "--file", "payloads/star.json", "--source", "github")
+    several = await ran(replay, "--file", "payloads", "--source", "github", "--yes")
+    report = (await plain(replay, "--file", "payloads", "--source", "github", "--yes"))["report"]
+
+    assert alone.exit_code == several.exit_code == 1
+    assert "payloads/star.json: it cannot be read as a payload: not JSON: Expecting ',' delimiter" in alone.stderr
+    assert "1 before it done, nothing after it" in several.stderr
+    assert (report["counts"], report["after"]) == ({"duplicate": 1, "failed": 1}, 2)
+    async with pool.transaction() as tx:
+        assert (await (await tx.execute("SELECT count(*) AS n FROM deliveries")).fetchall())[0]["n"] == 1
+
+
+async def test_a_source_that_a_file_does_not_hold_is_an_error(pool: Pool, tmp_path: Path) -> None:
+    await github(pool, pushed())
+    (tmp_path / "all.ndjson").write_bytes((await ran(export, "--all")).stdout_bytes)
+    result = await ran(replay, "--file", "all.ndjson", "--source", "githob", "--yes")
+    assert isinstance(result.exception, UnknownName)
+    assert "all.ndjson holds nothing of a source 'githob'; did you mean github?" in str(result.exception)
+
+
 async def test_a_request_that_was_changed_is_refused_with_its_cause(pool: Pool, tmp_path: Path) -> None:
     request = from_github(pushed(), signature="sha256=" + "0" * 64)
     file = tmp_path / "request.http"
@@ -379,7 +487,7 @@ async def test_an_export_into_a_file_is_there_only_once_it_is_whole(pool: Pool, 
 
     assert result.exit_code == 0
     assert [(line["id"], line.get("redacted")) for line in lines] == [(first, None), (second, True)]
-    assert "taken out of 1 of 2 deliveries" in result.stderr
+    assert "1 value and 0 header lines taken out, of 1 of 2 deliveries" in result.stderr
     assert "2 deliveries in out.ndjson" in result.stderr
     assert os.listdir(tmp_path) == ["out.ndjson"]
 
@@ -388,6 +496,12 @@ async def test_an_export_into_a_file_is_there_only_once_it_is_whole(pool: Pool, 
     assert "there is no delivery 999" in str(failed.exception)
     assert (tmp_path / "out.ndjson").read_text() == "the old one"
     assert os.listdir(tmp_path) == ["out.ndjson"]
+
+
+async def test_all_is_what_an_export_writes_without_a_filter(pool: Pool) -> None:
+    await github(pool, pushed(), pushed())
+    assert (await ran(export, "--all")).stdout == (await ran(export)).stdout
+    assert (await ran(export, "--all", "--source", "github")).exit_code == USAGE
 
 
 async def test_what_has_to_be_left_out_is_named_and_the_exit_says_so(pool: Pool) -> None:

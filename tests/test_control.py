@@ -333,11 +333,11 @@ async def test_deliveries_are_listed_newest_first_with_disposition_and_reason(da
         ("disposition=dead&source=SHORTCUT", ["refuse"]),
         ("event=STORY.up", ["park", "refuse", "ignore", "open"]),
         ("event=story.create", []),
-        ("source=github", []),
+        ("event=push", []),
         ("limit=2", ["park", "refuse"]),
         ("since=1h&limit=1", ["park"]),
         ("since=2999-01-01", []),
-        ("source=%00", []),
+        ("event=%00", []),
     ],
 )
 async def test_deliveries_are_filtered(database_url: str, query: str, found: list[str]) -> None:

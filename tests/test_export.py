@@ -135,7 +135,8 @@ async def test_ids_that_were_taken_out_of_bodies_stay_apart_and_cannot_be_guesse
 
 
 def redacted(*what: str, source: Source | None = None, headers: Headers = SIGNED, body: bytes) -> tuple[Headers, bytes]:
-    return Redaction.read(what).applied(source or SOURCES["github"], headers, body)
+    taken = Redaction.read(what).applied(source or SOURCES["github"], headers, body)
+    return taken.headers, taken.body
 
 
 @pytest.mark.parametrize(
@@ -164,6 +165,16 @@ def test_values_inside_of_one_another_can_both_be_taken_out() -> None:
     for order in (("$.a", "$.a.b"), ("$.a.b", "$.a"), ("$..*",)):
         _, changed = redacted(*order, body=b'{"a": {"b": "secret", "c": ["secret"]}}')
         assert b"secret" not in changed
+
+
+def test_what_was_taken_out_is_counted_and_once_where_two_paths_lead_to_it() -> None:
+    body = b'{"a": "x", "b": [{"a": "y"}, {"a": 1}], "c": 1}'
+    taken = Redaction.read(("$.a", "$..a", "header:x-a")).applied(
+        SOURCES["github"], (("x-a", "1"), *SIGNED, ("x-a", "2")), body
+    )
+    assert (taken.values, taken.lines) == (3, 2)
+    nothing = Redaction.read(("$.z", "header:x-z")).applied(SOURCES["github"], SIGNED, body)
+    assert (nothing.values, nothing.lines, nothing.body) == (0, 0, body)
 
 
 def test_what_is_kept_keeps_its_meaning() -> None:

@@ -17,10 +17,13 @@ import httpx
 import psutil
 import pytest
 import respx
+from click.testing import CliRunner
 from consumers import digest, from_github, served
 from processes import SECRETS, Process, serving, started, webhooks
 
 from webhooks import Consumer, Event, GitHub, Shortcut, Transaction
+from webhooks.cli.hooks import hooks
+from webhooks.cli.stopping import ONE_SIGNAL_S
 from webhooks.errors import ConfigurationError, ProviderError
 from webhooks.hooks import Target, Wanted, events_for, hook_secrets, parsed, record, registered, source_of, tidied
 from webhooks.hooks.left_behind import Entry, left_behind, recorded
@@ -569,6 +572,7 @@ class Provider:
             return 204, None
         if method == "PATCH":
             self.secrets.append(body["config"].pop("secret"))
+            self.hooks[last]["events"] = body.get("events") or self.hooks[last]["events"]
             self.hooks[last]["config"] |= body["config"]
         return 200, self.hooks[last]
 
@@ -604,7 +608,12 @@ async def test_the_command_makes_lists_and_removes_a_hook_of_github(provider: An
     assert made.returncode == 0, made.stderr
     assert "https://hooks.example.com/webhooks/github" in made.stdout
     assert standing_in.secrets == ["own"]
-    again = await ran(tmp_path, api, "create", "github:acme/shop", *base, "--json")
+    kept = dict(standing_in.hooks)
+    refused = await ran(tmp_path, api, "create", "github:acme/shop", *base)
+    assert refused.returncode == 1
+    assert "set WEBHOOKS_SECRET_GITHUB to the receiver's secret, or" in refused.stderr
+    assert (standing_in.hooks, len(standing_in.secrets)) == (kept, 1)
+    again = await ran(tmp_path, api, "create", "github:acme/shop", *base, "--new-secret", "--json")
     said = json.loads(again.stdout)
     assert said["changed"] is True
     assert said["secret"] == standing_in.secrets[-1] != "own"
@@ -628,6 +637,46 @@ async def test_the_command_makes_lists_and_removes_a_hook_of_github(provider: An
     assert json.loads(none.stdout) == []
 
 
+async def test_a_hook_is_removed_by_what_it_was_made_with_and_only_when_a_person_agrees(
+    provider: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing_in, api = provider
+    base = "https://hooks.example.com"
+    for target in ("github:acme/shop", "shortcut"):
+        made = await ran(tmp_path, api, "create", target, "--url", base)
+        assert made.returncode == 0, made.stderr
+        assert "it sends every event to " in made.stdout or target != "shortcut"
+        assert "a new secret, which is shown only now" in made.stdout
+        kept = dict(standing_in.hooks)
+        unasked = await ran(tmp_path, api, "delete", target, base)
+        assert (unasked.returncode, "nobody to ask: --yes" in unasked.stderr) == (2, True)
+        monkeypatch.setenv("GITHUB_API", api)
+        monkeypatch.setenv("SHORTCUT_API", api)
+        monkeypatch.setenv("WEBHOOKS_GITHUB_TOKEN", "t")
+        monkeypatch.setenv("WEBHOOKS_SHORTCUT_TOKEN", "t")
+        monkeypatch.setenv("WEBHOOKS_HOME", str(tmp_path / ".webhooks"))
+        declined = await asyncio.to_thread(CliRunner().invoke, hooks, ["delete", target, base], input="n\n")
+        assert declined.exit_code == 1
+        assert f"nothing was removed: the hook {next(iter(kept))} stays" in declined.output
+        assert standing_in.hooks == kept
+        agreed = await asyncio.to_thread(CliRunner().invoke, hooks, ["delete", target, base], input="y\n")
+        assert agreed.exit_code == 0, agreed.output
+        assert standing_in.hooks == {}
+
+
+async def test_an_address_that_several_hooks_send_to_removes_none(provider: Any, tmp_path: Path) -> None:
+    standing_in, api = provider
+    for name in ("github", "hub"):
+        number = str(len(standing_in.hooks))
+        standing_in.hooks[number] = hook(int(number), f"https://hooks.example.com/webhooks/{name}")
+    ended = await ran(tmp_path, api, "delete", "github:acme/shop", "https://hooks.example.com", "--yes")
+    assert (ended.returncode, "2 hooks at github:acme/shop send to" in ended.stderr) == (1, True)
+    assert len(standing_in.hooks) == 2
+    none = await ran(tmp_path, api, "delete", "github:acme/shop", "", "--yes")
+    assert none.returncode == 1
+    assert len(standing_in.hooks) == 2
+
+
 async def test_the_command_finds_its_own_hooks_of_shortcut_again(provider: Any, tmp_path: Path) -> None:
     standing_in, api = provider
     base = ("--url", "https://hooks.example.com/")
@@ -635,7 +684,10 @@ async def test_the_command_finds_its_own_hooks_of_shortcut_again(provider: Any, 
     assert made.returncode == 0, made.stderr
     assert f"WEBHOOKS_SECRET_SHORTCUT={standing_in.secrets[0]}" in made.stdout
     [first] = standing_in.hooks
-    again = await ran(tmp_path, api, "create", "shortcut", *base)
+    refused = await ran(tmp_path, api, "create", "shortcut", *base)
+    assert refused.returncode == 1
+    assert list(standing_in.hooks) == [first]
+    again = await ran(tmp_path, api, "create", "shortcut", *base, "--new-secret")
     assert again.returncode == 0, again.stderr
     [second] = standing_in.hooks
     assert second != first
@@ -645,6 +697,37 @@ async def test_the_command_finds_its_own_hooks_of_shortcut_again(provider: Any, 
     assert gone.returncode == 0, gone.stderr
     assert standing_in.hooks == {}
     assert recorded(tmp_path / ".webhooks") == []
+
+
+async def test_the_command_keeps_the_secret_and_says_which_events_a_hook_sent_before(
+    provider: Any, tmp_path: Path
+) -> None:
+    standing_in, api = provider
+    for events in ("issues", "push"):
+        place = (f"github:acme/shop,events={events}", "--url", "https://hooks.example.com")
+        made = await ran(tmp_path, api, "create", *place, WEBHOOKS_SECRET_GITHUB="own")
+        assert made.returncode == 0, made.stderr
+    assert "it sends push to https://hooks.example.com/webhooks/github; it sent issues before" in made.stdout
+    assert standing_in.secrets == ["own", "own"]
+    [only] = standing_in.hooks.values()
+    assert only["events"] == ["push"]
+
+
+@pytest.mark.parametrize("target", ["github:acme/shop", "shortcut"])
+async def test_where_no_record_can_be_kept_no_hook_is_made(target: str, provider: Any, tmp_path: Path) -> None:
+    """Its secret would be known to nobody."""
+    standing_in, api = provider
+    (tmp_path / ".webhooks").mkdir()
+    (tmp_path / ".webhooks" / "hooks").write_text("in the way")
+    made = await ran(tmp_path, api, "create", target, "--url", "https://hooks.example.com")
+    assert (made.returncode, "cannot keep a record" in made.stderr) == (1, True)
+    assert standing_in.hooks == {}
+
+
+async def test_a_hook_that_the_provider_refuses_leaves_no_record_of_it(provider: Any, tmp_path: Path) -> None:
+    _, api = provider
+    made = await ran(tmp_path, api, "create", "shortcut", "--url", f"https://hooks.example.com/{'x' * 2048}")
+    assert (made.returncode, "2048 characters" in made.stderr) == (1, True)
 
 
 async def test_a_hook_whose_id_shortcut_keeps_to_itself_is_said_to_be_removable_by_hand_only(
@@ -663,6 +746,8 @@ async def test_a_hook_whose_id_shortcut_keeps_to_itself_is_said_to_be_removable_
         (("list", "gitlab:acme/shop"), "write it as github:OWNER/REPO"),
         (("create", "shortcut", "--url", "hooks.example.com"), "is no address to send to"),
         (("delete", "shortcut", "../../stories/1", "--yes"), "has no hook ../../stories/1"),
+        (("list", "github:acme/shop,events=push"), "name github:acme/shop; events= goes with create"),
+        ((), "Missing command"),
     ],
 )
 async def test_a_mistake_is_one_line(arguments: tuple[str, ...], said: str, provider: Any, tmp_path: Path) -> None:
@@ -684,7 +769,8 @@ class Tunnels:
         ssh = directory / "bin" / "ssh"
         ssh.parent.mkdir()
         note = f"open({str(self.pid)!r}, 'w').write(str(os.getpid()))"
-        ssh.write_text(f"#!{sys.executable}\nimport os, time\n{note}\ntime.sleep(120)\n")
+        forwarded = "print('debug1: remote forward success for: listen 80', flush=True)"
+        ssh.write_text(f"#!{sys.executable}\nimport os, time\n{note}\n{forwarded}\ntime.sleep(120)\n")
         ssh.chmod(0o700)
         path = f"{ssh.parent}:{os.environ['PATH']}"
         self.variables = {**SECRETS, "GITHUB_API": api, "WEBHOOKS_GITHUB_TOKEN": "t", "PATH": path}
@@ -750,14 +836,37 @@ async def test_a_tunnel_that_is_stopped_removes_its_hook_and_its_program(
     github, _ = provider
     async with tunnels.started(*REGISTER) as tunnel:
         assert len(github.hooks) == 1
+        [id] = github.hooks
         github.slow_s = 2.0  # longer than a stop is patient with what it cancelled
-        tunnel.signal(number)
+        for _ in range(2):  # as `timeout` does: once to us, once to our group
+            tunnel.signal(number)
         assert await asyncio.to_thread(tunnel.ends) == 0
-        assert "removed the hook" in tunnel.output
+        assert tunnel.output.splitlines()[-2:] == [
+            f"removed the hook {id} at github:acme/shop",
+            f"ended ssh: {tunnels.receiver} leads here no more",
+        ]
+        assert tunnel.log == ""
     assert github.hooks == {}
     assert tunnels.program_is_gone()
     assert recorded(tunnels.directory / ".webhooks") == []
     assert await tunnels.delivered(github.secrets[-1]) == 401
+
+
+async def test_a_second_signal_cuts_the_end_short_and_says_what_is_left(provider: Any, tunnels: Tunnels) -> None:
+    github, _ = provider
+    async with tunnels.started(*REGISTER) as tunnel:
+        [id] = github.hooks
+        github.slow_s = 60.0
+        tunnel.signal(signal.SIGINT)
+        await asyncio.sleep(1.5 * ONE_SIGNAL_S)  # no signal is told from a copy of the first any sooner
+        tunnel.signal(signal.SIGINT)
+        assert await asyncio.to_thread(tunnel.ends) == 130
+        assert tunnel.log == "cut short: a hook that is still there is removed by the next webhooks tunnel --via\n"
+    assert tunnels.program_is_gone()
+    github.slow_s = 0.0
+    async with tunnels.started(*REGISTER) as tunnel:
+        assert f"an earlier tunnel left the hook {id} at github:acme/shop: " in tunnel.output
+        assert id not in github.hooks
 
 
 async def test_a_tunnel_whose_program_dies_removes_its_hook_and_says_why(provider: Any, tunnels: Tunnels) -> None:
@@ -765,7 +874,10 @@ async def test_a_tunnel_whose_program_dies_removes_its_hook_and_says_why(provide
     async with tunnels.started(*REGISTER) as tunnel:
         os.kill(int(tunnels.pid.read_text()), signal.SIGKILL)
         assert await asyncio.to_thread(tunnel.ends) == 1
-        assert "ssh ended by itself: exit code -9" in tunnel.log
+        assert tunnel.log.splitlines() == [
+            "webhooks: ssh ended by itself while the tunnel was open, killed by signal 9",
+            "  it said nothing",
+        ]
     assert github.hooks == {}
 
 
@@ -780,6 +892,7 @@ async def test_a_tunnel_whose_program_dies_removes_its_hook_and_says_why(provide
         (("--via", "ngrok", "--public", "https://x.example.com"), "go with --via ssh"),
         (("--via", "ngrok", "--to", "http://192.0.2.1:8000"), "another machine"),
         (("--via", "smee", "https://smee.example/x"), "Name one with --source"),
+        (("--via", "ssh", "box", "--source", "github", "--source", "gitlab"), "there is no source 'gitlab'"),
         (("https://control.example.com", "--register", "shortcut"), "go with --via"),
         ((), "or a way with --via"),
     ],

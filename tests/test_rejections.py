@@ -25,6 +25,7 @@ from gates import until
 from webhooks import Consumer, Event, GitHub, Pool, Shortcut, StandardWebhooks, Transaction, refusals
 from webhooks.cli.rejections import rejections as command
 from webhooks.delivery import Headers
+from webhooks.errors import ConfigurationError
 from webhooks.explanation import explained, known
 from webhooks.observe import REGISTRY
 from webhooks.receiver import Receiver
@@ -646,6 +647,10 @@ async def test_the_command_shows_one_with_headers_body_and_hints(here: Here) -> 
     assert result.stdout_bytes == row["body"]
     with pytest.raises(click.ClickException, match="there is no rejection 999"):
         await ran("show", "999")
+    with pytest.raises(
+        click.BadParameter, match="'x' is no id: write a number, as webhooks rejections list shows them"
+    ):
+        await ran("show", "x")
 
 
 @pytest.mark.usefixtures("_as_serve")
@@ -659,10 +664,17 @@ async def test_the_command_accepts_only_with_yes_and_exits_with_1_while_some_sta
     monkeypatch.setenv("WEBHOOKS_SECRET_SHORTCUT", "new")
     dry = await asyncio.to_thread(run, "reverify", "--id", str(first))
     assert "1 accepted; nothing was done yet: do it with --yes" in dry.stdout
+    refused = await asyncio.to_thread(run, "reverify", "--id", str(second))
+    assert "1 refused; nothing was done yet, and --yes would accept none" in refused.stdout
     assert await here.running.deliveries() == []
     done = await asyncio.to_thread(run, "reverify", "--yes")
     assert (dry.return_value, done.return_value) == (None, 1)
     assert [row["body"] for row in await here.running.deliveries()] == [good]
+    again = await asyncio.to_thread(run, "reverify", "--id", str(first))
+    [stored] = await here.running.deliveries()
+    assert f"rejection {first} was accepted already, as delivery {stored['id']}" in again.stderr
+    with pytest.raises(ConfigurationError, match="there is no rejection 998, 999; the oldest ones are forgotten"):
+        await ran("reverify", "--id", "999", "--id", str(second), "--id", "998", "--yes")
     assert "all accepted since" not in await ran()
     await here.running.sql("DELETE FROM rejections WHERE id = %(id)s", id=second)
     assert "all accepted since" in await ran()

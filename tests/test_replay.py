@@ -9,9 +9,11 @@ from collections.abc import AsyncGenerator
 from datetime import UTC, datetime, timedelta
 from typing import Any
 
+import psycopg
 import pytest
 from consumers import SECRET, Stack, arrival, arrived, from_github, from_shortcut, quick, served, stack, stories
 from gates import elsewhere, sql, until
+from psycopg_pool import PoolTimeout
 from replays import Applied, ended, github, prune, pushed, row_of, settled, split
 from wire import pool_over_a_wire
 
@@ -460,9 +462,9 @@ def desk(applied: Applied, **more: Any) -> Desk:
     return Desk(sources=consumer.sources, secrets={"github": [SECRET], "shortcut": [SECRET]}, **more)
 
 
-async def stored_from(running: Stack, at: Desk, *several: Capture) -> Report:
-    found = arrivals(of(*several), at)
-    return await imported(running.pool, Applied().consumer(), found, at, Limits(at_once=4))
+async def stored_from(running: Stack, at: Desk, *several: Capture, after: int = 0, at_once: int = 4) -> Report:
+    found = arrivals(of(*several), at, after=after)
+    return await imported(running.pool, Applied().consumer(), found, at, Limits(at_once=at_once), after=after)
 
 
 async def test_a_signed_delivery_out_of_a_file_is_verified_and_stored_as_a_replay(database_url: str) -> None:
@@ -541,16 +543,33 @@ async def test_what_is_refused_is_told_with_its_cause_and_stored_nowhere(
     assert (report.counts, report.causes, report.well) == ({"refused": 1}, {cause: 1}, False)
 
 
-async def test_a_line_that_cannot_be_read_is_counted_and_the_rest_goes_on(database_url: str) -> None:
+@pytest.mark.parametrize("at_once", [1, 8])
+async def test_a_line_that_cannot_be_read_ends_it_with_all_before_done_and_nothing_after(
+    database_url: str, at_once: int
+) -> None:
+    applied = Applied()
+    several = [from_github(pushed(), guid=str(number)) for number in range(5)]
+    given = [capture(each.body, each.headers, place, source="github") for place, each in enumerate(several, 1)]
+    given[3] = Capture(place=4, name="line 4 of x", fault="it is cut short")
+    async with stack(database_url, applied.consumer(), work=False) as running:
+        report = await stored_from(running, desk(applied), *given, at_once=at_once)
+        assert len(await running.deliveries()) == 3
+        rest = await stored_from(running, desk(applied), *given, after=report.after)
+    assert report.counts == {"accepted": 3, "failed": 1}
+    assert (report.stopped, report.broken, report.after) == ("line 4 of x: it is cut short", True, 4)
+    assert not report.well
+    assert (rest.counts, rest.stopped, rest.broken) == ({"accepted": 1}, None, False)
+
+
+async def test_one_that_cannot_be_signed_ends_it_and_what_was_done_before_is_told(database_url: str) -> None:
     applied = Applied()
     request = from_github(pushed())
-    broken = Capture(place=1, name="line 1 of x", fault="it is cut short")
-    whole = capture(request.body, request.headers, place=2, source="github")
+    signed = capture(request.body, request.headers, 1, source="github")
+    plain = capture(b"{}", (), 2, source="shop")
     async with stack(database_url, applied.consumer(), work=False) as running:
-        report = await stored_from(running, desk(applied), broken, whole)
-    assert report.counts == {"failed": 1, "accepted": 1}
-    assert report.causes == {"line 1 of x: it is cut short": 1}
-    assert report.after == 2
+        report = await stored_from(running, desk(applied), signed, plain)
+    assert (report.counts, report.after, report.broken) == ({"accepted": 1}, 1, False)
+    assert (report.stopped or "").startswith("no secret to sign with for shop: set WEBHOOKS_SECRET_SHOP")
 
 
 async def test_a_signed_time_is_judged_as_of_the_receipt_however_long_ago_that_was(database_url: str) -> None:
@@ -761,6 +780,42 @@ async def test_whoever_cannot_go_on_ends_it_and_is_not_counted_as_done() -> None
     tally = Tally()
     await pump(numbers(1, 2, 3, 4), each, Limits(), tally, lambda _: None)
     assert (tally.after, tally.stopped) == (1, "away")
+
+
+@pytest.mark.parametrize(
+    "error", [ConfigurationError("no secret"), psycopg.OperationalError("gone"), PoolTimeout("gone")]
+)
+async def test_a_reader_that_fails_ends_it_with_what_was_read_done_and_the_report_kept(error: Exception) -> None:
+    async def breaks(*places: int) -> AsyncGenerator[Arrival]:
+        for place in places:
+            yield Arrival(place=place, source="github")
+        raise error
+
+    async def each(arrival: Arrival) -> None:
+        await asyncio.sleep(0)
+        tally.count("accepted")
+
+    tally = Tally()
+    await pump(breaks(1, 2, 3), each, Limits(at_once=8), tally, lambda _: None)
+    assert (tally.report().counts, tally.after) == ({"accepted": 3}, 3)
+    assert tally.stopped == (
+        "no secret" if isinstance(error, ConfigurationError) else "the database does not answer: gone"
+    )
+    with pytest.raises(type(error)):
+        await pump(breaks(), each, Limits(), Tally(), lambda _: None)
+
+
+async def test_a_halt_before_a_broken_place_is_what_is_told() -> None:
+    async def each(arrival: Arrival) -> None:
+        raise Halt("away")
+
+    async def two() -> AsyncGenerator[Arrival]:
+        yield Arrival(place=1, source="github")
+        yield Arrival(place=2, source="", broken="line 2: it is not JSON")
+
+    tally = Tally()
+    await pump(two(), each, Limits(at_once=8), tally, lambda _: None)
+    assert (tally.stopped, tally.broken, tally.after) == ("away", False, 0)
 
 
 async def test_a_stop_is_heard_while_nothing_comes() -> None:

@@ -810,7 +810,17 @@ async def test_the_command_speaks_json_and_may_be_narrowed(pool: Pool, monkeypat
 
     only = json.loads((await ran(prune_command, "--json", "--yes", "--only", "bodies")).output)
     assert {kind["kind"]: kind["count"] for kind in only["kinds"] if kind["count"]} == {"bodies": 1}
+    assert [kind["kind"] for kind in only["kinds"]] == ["bodies"]
+    assert (only["notes"], "keep_keys" in only) == ([], False)
     assert list((await left(pool)).values()) == [(False, True)]
+    shown = (await ran(prune_command, "--only", "bodies", "--only", "attempts")).stdout
+    assert [line.split()[0] for line in shown.splitlines()[1:-2]] == [
+        "bodies",
+        "notifications",
+        "heartbeat",
+        "attempts",
+    ]
+    assert "off" not in shown
 
 
 def test_every_kind_has_an_age() -> None:

@@ -11,6 +11,7 @@ import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
+from shlex import split
 from typing import Any, LiteralString
 from urllib.parse import urlsplit
 
@@ -114,6 +115,31 @@ def test_deliveries_ignored_for_want_of_a_handler_that_is_there_now_are_told_of(
         ("story.update", 1),
         ("epic.update, story.update", 1),
     }
+
+
+def test_the_command_that_is_told_with_them_runs_ignored_deliveries_again(database_url: str, tmp_path: Path) -> None:
+    with serving(tmp_path, database_url) as process:
+        trigger(process, "shortcut", "story.update", "--set", "actions.0.id=7")
+        eventually(lambda: one(database_url, "SELECT status FROM deliveries") == "processed")
+    rows(
+        database_url,
+        "UPDATE deliveries SET status = 'ignored', event = 'it''s, story.update',"
+        " reason = 'no handler for it''s, story.update'",
+    )
+    rows(database_url, "DELETE FROM patch_sessions")
+    with serving(tmp_path, database_url) as process:
+        process.says("ignored for want of a handler")
+        [told] = [json.loads(line) for line in process.log.splitlines() if "for want of a handler" in line]
+        assert told["run"] == (
+            "webhooks replay --app shop:consumer --status ignored --source shortcut "
+            """--event 'it'"'"'s, story.update' --yes"""
+        )
+        listed = webhooks(tmp_path, *split(told["list"])[1:], "--json", DATABASE_URL=database_url)
+        assert [row["disposition"] for row in json.loads(listed.stdout)] == ["ignored"]
+        done = webhooks(tmp_path, *split(told["run"])[1:], DATABASE_URL=database_url)
+        assert (done.returncode, done.stdout.split()) == (0, ["1", "run", "again"]), done.stderr
+        eventually(lambda: one(database_url, "SELECT status FROM deliveries") == "processed")
+        assert one(database_url, "SELECT sc_id FROM patch_sessions") == 7
 
 
 def test_deliveries_with_the_numbers_of_another_server_are_in_the_feed_soon(database_url: str, tmp_path: Path) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import base64
+import errno
 import stat
 from concurrent.futures import ThreadPoolExecutor
 from datetime import timedelta
@@ -248,6 +249,18 @@ def test_a_secret_of_dev_that_was_opened_to_others_is_closed_again(tmp_path: Pat
 
     assert stat.S_IMODE((tmp_path / "secrets" / "shortcut").stat().st_mode) == 0o600
     assert stat.S_IMODE((tmp_path / "secrets").stat().st_mode) == 0o700
+
+
+def test_a_secret_of_dev_that_is_there_is_read_without_a_write(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    """A file system may be read-only by now."""
+    [secret] = dev_secrets(tmp_path, "shortcut")
+
+    def read_only(*_: object, **__: object) -> None:
+        raise OSError(errno.EROFS, "Read-only file system")
+
+    for name in ("chmod", "mkdir"):
+        monkeypatch.setattr(Path, name, read_only)
+    assert dev_secrets(tmp_path, "shortcut") == (secret,)
 
 
 def test_all_who_start_at_once_get_the_same_secret_of_dev(tmp_path: Path) -> None:

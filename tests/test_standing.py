@@ -161,9 +161,32 @@ def test_a_phases_own_lease_says_whether_its_renewals_are_late() -> None:
             {**DELIVERY, "status": "dead", "claimed_from": "received", "last_error": "not UTF-8"},
             "escalated",
             "it is dead, a person has to decide: not UTF-8",
-            "webhooks retry deliveries:1",
+            "once what failed is mended: webhooks replay 1; or webhooks resolve deliveries:1 --to STATUS --reason …",
         ),
-        ({**DELIVERY, "status": "ignored"}, "wrong status", "it is in ignored", "nothing, unless an event moves it on"),
+        (
+            {**DELIVERY, "status": "ignored", "reason": "no handler for push"},
+            "wrong status",
+            "it has ended: ignored: no handler for push",
+            "nothing; to apply it all the same: webhooks replay 1",
+        ),
+        (
+            {**DELIVERY, "status": "processed", "reason": None},
+            "wrong status",
+            "it has ended: processed",
+            "nothing; to apply it once more: webhooks replay 1",
+        ),
+        (
+            {**DELIVERY, "status": "processed", "pruned_at": NOW},
+            "wrong status",
+            "it has ended: processed",
+            "nothing; it was pruned, and cannot be run again",
+        ),
+        (
+            {**DELIVERY, "status": "dead", "claimed_from": "received", "headers_pruned_at": NOW},
+            "escalated",
+            "no reason is recorded",
+            "it was pruned, and cannot be run again; or webhooks resolve deliveries:1",
+        ),
     ],
 )
 def test_a_delivery_says_so_too(row: dict[str, Any], reason: str, told: str, do: str) -> None:

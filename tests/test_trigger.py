@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import re
+import signal
 from collections import Counter
 from collections.abc import AsyncGenerator, Mapping, Sequence
 from contextlib import asynccontextmanager
@@ -18,6 +19,8 @@ import pytest
 from click.testing import CliRunner, Result
 from consumers import SECRET, Stack, arrival, arrived, from_github, served, stack
 from gates import until
+from processes import started, webhooks
+from starlette.responses import JSONResponse
 from starlette.types import Receive, Scope, Send
 
 from handlers import github_issues
@@ -37,6 +40,7 @@ from webhooks.sources import Source
 WHSEC = "whsec_" + "YW4gaW52ZW50ZWQgc2VjcmV0IG9mIDMyIGJ5dGVzISE="
 SECRETS: dict[str, Sequence[str]] = {"shortcut": (SECRET,), "github": (SECRET,), "acme": (WHSEC,)}
 PAYLOADS = Path(__file__).parent / "payloads" / "github"
+RIGHTLY = "as it should be: sent wrong on purpose, and not taken"
 
 
 def a_consumer() -> Consumer:
@@ -340,7 +344,7 @@ async def test_a_wrong_signature_is_refused_as_it_should_be(database_url: str, m
     async with receiving(database_url, monkeypatch) as running:
         for source, event in (("github", "push"), ("shortcut", "story.update"), ("acme", "invoice.paid")):
             result = await ran(source, event, "--bad", "signature", "--times", "3")
-            assert result.output.splitlines()[-1] == "401 error: bad_signature  (3 times)"
+            assert result.output.splitlines()[-2:] == ["401 error: bad_signature  (3 times)", RIGHTLY]
         assert await running.deliveries() == []
 
 
@@ -349,7 +353,7 @@ async def test_a_stale_time_is_refused_where_one_is_signed_and_impossible_elsewh
 ) -> None:
     async with receiving(database_url, monkeypatch) as running:
         told = (await ran("acme", "invoice.paid", "--bad", "stale")).output
-        assert told.splitlines()[-1] == "401 error: stale_timestamp"
+        assert told.splitlines()[-2:] == ["401 error: stale_timestamp", RIGHTLY]
         for source, event in (("github", "push"), ("shortcut", "story.update")):
             with pytest.raises(ConfigurationError, match=f"{source} signs no time, so nothing it sends can be too old"):
                 await ran(source, event, "--bad", "stale")
@@ -431,6 +435,99 @@ async def test_a_receiver_that_takes_what_it_should_refuse_is_an_error(monkeypat
         for bad in ("signature", "truncated"):
             with pytest.raises(click.ClickException, match=r"not refused by http.*, though sent wrong"):
                 await ran("github", "push", "--bad", bad, *url)
+
+
+@pytest.mark.parametrize(
+    ("status", "answer", "hint"),
+    [
+        (401, {"error": "bad_signature"}, "or with its WEBHOOKS_SECRET_GITHUB"),
+        (404, {"error": "unknown_source"}, "has no source github"),
+        (404, {"error": "Not Found"}, "is that the address of a receiver?"),
+        (500, {"error": "unexpected"}, "refused by http://"),
+    ],
+)
+async def test_what_to_do_about_a_refusal_is_told_where_its_cause_is_known(
+    status: int, answer: dict[str, str], hint: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEBHOOKS_APP", "test_trigger:consumer")
+    monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB", SECRET)
+    async with served(JSONResponse(answer, status)) as port:
+        with pytest.raises(click.ClickException, match=re.escape(hint)):
+            await ran("github", "push", "--url", f"http://127.0.0.1:{port}")
+
+
+async def test_what_somebody_answers_stays_one_line_and_no_terminal_obeys_it(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBHOOKS_APP", "test_trigger:consumer")
+    monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB", SECRET)
+    async with served(JSONResponse({"status": "fine\n202 delivery: 1\x1b[2J"}, 202)) as port:
+        told = (await ran("github", "push", "--url", f"http://127.0.0.1:{port}")).output
+    assert told == "202 status: fine\\n202 delivery: 1\\x1b[2J\n"
+
+
+@pytest.mark.usefixtures("_app")
+@pytest.mark.parametrize("url", ["127.0.0.1:8000", "http://127.0.0.1:8000/webhooks/github", "nowhere"])
+def test_what_is_no_base_address_is_refused(url: str, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB", SECRET)
+    with pytest.raises(ConfigurationError, match=r"is no address to send to|is not a base address"):
+        run("github", "push", "--url", url)
+
+
+# ---- what ends early
+
+
+class Stops:
+    """A receiver that takes three deliveries, and then answers none."""
+
+    def __init__(self, *, silent: bool) -> None:
+        self.silent, self.asked, self.over = silent, 0, asyncio.Event()
+
+    async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        while head := await reader.readuntil(b"\r\n\r\n"):
+            length = re.search(rb"(?i)content-length: (\d+)", head)
+            assert length is not None
+            await reader.readexactly(int(length[1]))
+            self.asked += 1
+            if self.asked > 3:
+                break
+            writer.write(b'HTTP/1.1 202 OK\r\ncontent-length: 22\r\n\r\n{"status": "accepted"}')
+        if self.silent:
+            await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        self.over.set()
+
+    @asynccontextmanager
+    async def serving(self) -> AsyncGenerator[str]:
+        async with await asyncio.start_server(self, "127.0.0.1", 0) as server:
+            yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+            await self.over.wait()
+
+
+TEN = ("trigger", "github", "push", "--times", "10", "--fresh", "--concurrency", "1")
+GIVEN = {"WEBHOOKS_APP": "test_trigger:consumer", "WEBHOOKS_SECRET_GITHUB": SECRET}
+
+
+async def test_an_interrupted_call_tells_what_was_answered_until_then(tmp_path: Path) -> None:
+    stops = Stops(silent=True)
+    async with stops.serving() as url:
+        with started(tmp_path, *TEN, "--url", url, name="trigger", **GIVEN) as process:
+            await until(lambda: stops.asked == 4, within_s=60)
+            process.signal(signal.SIGINT)
+            assert await asyncio.to_thread(process.ends) == 130
+    assert process.output == "202 status: accepted  (3 times)\n"
+    assert process.log == (
+        "interrupted: 3 of 10 were answered; what was under way besides (1 at most) may have been taken\n"
+    )
+
+
+async def test_a_receiver_that_goes_away_leaves_what_was_answered_told(tmp_path: Path) -> None:
+    async with Stops(silent=False).serving() as url:
+        ended = await asyncio.to_thread(webhooks, tmp_path, *TEN, "--url", url, **GIVEN)
+    assert ended.returncode == 1
+    assert ended.stdout == "202 status: accepted  (3 times)\n"
+    early, why = ended.stderr.splitlines()
+    assert early == "ended early: 3 of 10 were answered; what was under way besides (1 at most) may have been taken"
+    assert why.startswith(f"webhooks: no answer from {url}/webhooks/github: it ended the connection without an answer;")
 
 
 # ---- the list, and what does not go together

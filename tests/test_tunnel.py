@@ -16,6 +16,7 @@ from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
 
+import click
 import httpx
 import pytest
 import respx
@@ -29,7 +30,9 @@ from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
 from webhooks import GitHub, Shortcut, StandardWebhooks
-from webhooks.cli.tunnel import tunnel, until_stopped
+from webhooks.cli.saying import failing_in_lines, say
+from webhooks.cli.stopping import ONE_SIGNAL_S, until_stopped
+from webhooks.cli.tunnel import tunnel
 from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.migrate import migrate
 from webhooks.sending import Answer, opened
@@ -138,8 +141,9 @@ async def test_a_full_disk_at_the_end_is_told_with_the_file_and_hides_no_other_r
             if ending is not None:
                 raise ending
     assert isinstance(told.value, ConfigurationError if ending is None else Stopped)
-    assert f"{kept.path}: No space left on device; make room" in str(told.value)
-    assert str(told.value).startswith("" if ending is None else "refused here\n")
+    lines = [str(told.value), *getattr(told.value, "__notes__", [])]
+    assert f"{kept.path}: No space left on device; make room" in lines[-1]
+    assert lines[:-1] == ([] if ending is None else ["refused here"])
 
 
 async def test_a_lock_that_cannot_be_made_is_told_with_the_file(tmp_path: Path) -> None:
@@ -162,6 +166,42 @@ async def test_a_tunnel_told_to_stop_still_says_what_it_could_not_do_at_the_end(
 
     with pytest.raises(ConfigurationError, match="cannot be kept"):
         await until_stopped(work())
+
+
+async def test_a_signal_that_is_sent_twice_cuts_nothing_short_and_a_second_one_does(
+    capsys: pytest.CaptureFixture[str],
+) -> None:
+    """`timeout`, for one, sends each signal to us, and then to our group."""
+    undone: list[str] = []
+
+    async def work(*, undoing: asyncio.Event, forever: bool) -> None:
+        try:
+            for _ in range(2):
+                os.kill(os.getpid(), signal.SIGINT)
+            await asyncio.Event().wait()
+        finally:
+            undoing.set()
+            await asyncio.sleep(60 if forever else 1.5 * ONE_SIGNAL_S)
+            undone.append("undone")
+
+    await until_stopped(work(undoing=asyncio.Event(), forever=False))
+    assert undone == ["undone"]
+
+    async def again(undoing: asyncio.Event) -> None:
+        await undoing.wait()
+        await asyncio.sleep(1.5 * ONE_SIGNAL_S)  # no signal is told from a copy of the first any sooner
+        os.kill(os.getpid(), signal.SIGINT)
+
+    undoing = asyncio.Event()
+    impatient = asyncio.create_task(again(undoing))
+    with pytest.raises(click.Abort):
+        await until_stopped(work(undoing=undoing, forever=True))
+    await impatient
+    assert undone == ["undone"]
+    assert (
+        capsys.readouterr().err
+        == "cut short: a hook that is still there is removed by the next webhooks tunnel --via\n"
+    )
 
 
 # ---- posting
@@ -198,7 +238,7 @@ async def test_a_receiver_that_is_away_is_waited_for_however_often(respx_mock: r
     assert answer.status == 202
     assert route.call_count == 31
     assert len(said.lines) == 2, "it is said once that it is away, and once that it is back"
-    assert "away" in said.lines[0]
+    assert said.lines[0] == f"{HERE} is away, waiting for it: refused"
     assert "again" in said.lines[1]
 
 
@@ -482,7 +522,7 @@ async def test_a_delivery_refused_here_stops_the_tunnel_before_it(make: Callable
         with pytest.raises(Stopped) as stopped:
             await work
 
-    message = str(stopped.value)
+    message = "\n".join([str(stopped.value), *stopped.value.__notes__])
     for part in (f"github #{row['id']}", "401", "bad_signature", "--resign", "--on-error skip", "--since A"):
         assert part in message
     async with ends.carrying(None) as work:
@@ -717,16 +757,67 @@ def test_a_line_and_the_summary_say_what_became_of_each() -> None:
     assert report.summary(2).startswith("passed on 2 (1 new, 1 were here already), 1 skipped, 1 pruned, in 0 s over 2")
 
 
-def test_what_a_sender_wrote_begins_no_line_of_its_own() -> None:
-    said = Said()
-    report = Report(said, {})
-    forged = "push\r\n12:00:00  github  push  #8 → 202 accepted"
-    report.passed(incoming(event=forged), Answer("accepted", 202, 9, None, None, 0.001))
-    report.skipped(incoming(source=forged), Answer("refused", 400, None, forged, None, 0.001))
-    report.pruned(forged, 3, datetime.now(UTC))
+FORGED = "push\r\n12:00:00\tgithub  push  #8 → 202 accepted\x1b[2J\u2028\u202e"
+HARMLESS = "push\\r\\n12:00:00\\tgithub  push  #8 → 202 accepted\\x1b[2J\\u2028\\u202e"
 
-    assert len(said.lines) == 3
-    assert all("push\\r\\n12:00:00" in line and len(line.splitlines()) == 1 for line in said.lines)
+
+@respx.mock(base_url=HERE)
+async def test_what_others_wrote_begins_no_line_of_its_own_and_no_terminal_obeys_it(
+    respx_mock: respx.MockRouter, capsys: pytest.CaptureFixture[str]
+) -> None:
+    """A sender, the receiver here, and the other end: whoever's words they are, a line stays a line."""
+    report = Report(say, {})
+    report.passed(incoming(event=FORGED), Answer("accepted", 202, 9, None, None, 0.001))
+    report.skipped(incoming(source=FORGED), Answer("refused", 400, None, "no", None, 0.001))
+    report.skipped(incoming(), Answer("refused", 400, None, FORGED, None, 0.001))
+    report.pruned(FORGED, 3, datetime.now(UTC))
+    away = httpx.Response(503, json={"error": FORGED, "reason": FORGED})
+    respx_mock.post("/webhooks/github").mock(side_effect=[away, httpx.Response(202, json={})])
+    async with opened(HERE) as client:
+        await Relay(client, HERE, retries=0, tell=say, sleep=no_sleep).post(incoming())
+    lines = capsys.readouterr().out.split("\n")[:-1]
+    assert len(lines) == 6
+    assert all(line.isprintable() for line in lines)
+    assert all(HARMLESS in line for line in [lines[0], *lines[1:5]])
+
+    with pytest.raises(click.ClickException) as told, failing_in_lines():
+        raise Stopped(FORGED, FORGED)
+    assert told.value.format_message() == f"{HARMLESS}\n  {HARMLESS}"
+
+
+@pytest.mark.parametrize(
+    ("answer", "signed_here", "advice"),
+    [
+        (JSONResponse({"error": "bad_signature"}, 401), False, "another secret than the deployed one: --resign"),
+        (JSONResponse({"error": "bad_signature"}, 401), True, "are they set alike here?"),
+        (JSONResponse({"error": "stale_timestamp"}, 401), False, "signed time is too old by now: --resign"),
+        (JSONResponse({"error": "missing_signature"}, 401), False, "without a signature: --resign"),
+        (JSONResponse({"error": "unknown_source"}, 404), False, "has no source github"),
+        (Response("<html>", 404), False, "and not that of a control plane?"),
+        (Response("<html>", 401), False, None),
+    ],
+)
+async def test_what_to_do_about_a_refusal_is_told_where_its_cause_is_known(
+    answer: Response, signed_here: bool, advice: str | None, tmp_path: Path
+) -> None:
+    async def refuse(request: Any) -> Response:
+        return answer
+
+    told = {"id": 1, "source": "github", "event": None, "received_at": "2026-01-01T00:00:00+00:00", "headers": []}
+    delivery = f"id: c2\nevent: delivery\ndata: {json.dumps({**told, 'body_base64': 'e30='})}\n\n"
+    signer = Signer({"github": GitHub()}, lambda name: SECRET) if signed_here else None
+    async with (
+        served(Starlette(routes=[Route("/webhooks/github", refuse, methods=["POST"])])) as port,
+        answering(hello("c1", delivery)) as (follower, said, _),
+        opened(HERE) as client,
+        bookmark(tmp_path, "https://a", [], HERE) as kept,
+    ):
+        relay = Relay(client, f"http://127.0.0.1:{port}", retries=0, tell=said, signer=signer)
+        with pytest.raises(Stopped) as stopped:
+            await carry(follower, relay, kept, Report(said, {}))
+    first, *rest = stopped.value.__notes__
+    assert advice in first if advice is not None else first.startswith("started again")
+    assert rest[-1].startswith("to leave it out: --since c2; ")
 
 
 # ---- the command
@@ -796,6 +887,25 @@ async def test_the_command_passes_on_until_it_is_told_to_stop_and_sums_up(make: 
     for process in (first, again, only):
         assert "right-token" not in process.output + process.log
         assert "Traceback" not in process.log
+
+
+async def test_what_is_missing_here_is_said_at_the_start_and_waited_for(make: Callable[..., Any]) -> None:
+    ends = await make()
+    (ends.home / "feeds_app.py").write_text("from feeds import senders\n\nconsumer = senders()\n")
+    nobody = ("--to", "http://127.0.0.1:1", "--app", "feeds_app:consumer")
+    github = {"WEBHOOKS_SECRET_GITHUB": SECRET}
+    with started(ends.home, "tunnel", ends.url, *nobody, "--resign", name="dead", **github) as process:
+        await asyncio.to_thread(process.says, "nothing is waiting")
+        assert "note: nothing listens at http://127.0.0.1:1: start the receiver with webhooks serve" in process.output
+        assert "note: no secret of shortcut to sign with: set WEBHOOKS_SECRET_SHORTCUT" in process.output
+        assert "no secret of github" not in process.output
+        await ends.there.stack.send(from_github(b"{}"))
+        await asyncio.to_thread(process.says, "is away, waiting for it: nothing listens there")
+        process.signal(signal.SIGINT)
+        assert await asyncio.to_thread(process.ends) == 0
+    assert process.log == ""
+    unknown = await asyncio.to_thread(webhooks, ends.home, "tunnel", ends.url, *nobody, "--resign", "--source", "none")
+    assert (unknown.returncode, "there is no source 'none' here to sign for" in unknown.stderr) == (1, True)
 
 
 async def test_the_command_stops_with_an_error_at_what_is_refused(make: Callable[..., Any]) -> None:

@@ -28,10 +28,13 @@ from starlette.routing import Route
 
 from webhooks import Consumer, GitHub, Shortcut, StandardWebhooks
 from webhooks.errors import ConfigurationError
-from webhooks.tunnel import probe, programs
+from webhooks.tunnel import presence, probe
+from webhooks.tunnel import running as run_of_a_program
 from webhooks.tunnel.exposing import exposed
+from webhooks.tunnel.presence import missing
 from webhooks.tunnel.probe import NotReached, is_probe, made, reached, takes
-from webhooks.tunnel.programs import Program, ProgramFailed, cloudflared, ngrok, running, ssh
+from webhooks.tunnel.programs import Program, cloudflared, ngrok, ssh
+from webhooks.tunnel.running import ProgramFailed, running
 
 LOCAL = "http://127.0.0.1:8000"
 ADDRESS = "https://four-random-words-here.trycloudflare.com"
@@ -71,6 +74,15 @@ Your tunnel will expire in 60 minutes. Upgrade to Pinggy Pro to get unrestricted
 http://rnabc-1-2-3-4.a.free.pinggy.link
 https://rnabc-1-2-3-4.a.free.pinggy.link
 """
+FORWARDED = """\
+OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.20 7 Apr 2026
+debug1: Connecting to box.example.com [192.0.2.7] port 22.
+debug1: remote forward success for: listen 9000, connect 127.0.0.1:8000
+"""
+WITH_A_CHILD = """\
+child = subprocess.Popen([sys.executable, "-c", "import time; time.sleep(60)"])
+open({!r}, "w").write(str(child.pid))
+"""
 
 
 @pytest.fixture
@@ -101,6 +113,15 @@ def ran(bin: Path, name: str) -> tuple[int, list[str]]:
     return pid, arguments
 
 
+def quiet(text: str) -> None:
+    """Nobody is told."""
+
+
+def failed(error: ProgramFailed) -> list[str]:
+    """All that a failure says."""
+    return [str(error), *error.__notes__]
+
+
 def gone(pid: int) -> bool:
     try:
         return psutil.Process(pid).status() == psutil.STATUS_ZOMBIE
@@ -119,11 +140,7 @@ def gone(pid: int) -> bool:
         (ssh(LOCAL, "nokey@localhost.run"), LOCALHOST_RUN, "https://da7941d39b603e.lhr.life"),
         (ssh(LOCAL, "serveo.net"), SERVEO, "https://relego.serveo.net"),
         (ssh(LOCAL, "free@a.pinggy.io"), PINGGY, "https://rnabc-1-2-3-4.a.free.pinggy.link"),
-        (
-            ssh(LOCAL, "me@box.example.com", port=0),
-            "Allocated port 40123 for remote forward to 127.0.0.1:8000\n",
-            "http://box.example.com:40123",
-        ),
+        (ssh(LOCAL, "box", port=9000, public="https://dev.example.com"), FORWARDED, "https://dev.example.com"),
     ],
     ids=["cloudflared", "ngrok", "localhost.run", "serveo.net", "pinggy", "own server"],
 )
@@ -132,7 +149,7 @@ async def test_the_address_is_found_in_what_the_program_says(
     program: Program, said: str, address: str, stream: str, bin: Path
 ) -> None:
     install(bin, program.name, saying(said, stream=stream))
-    async with running(program, within_s=20) as started:
+    async with running(program, quiet, within_s=20) as started:
         assert started.url == address
         assert ran(bin, program.name)[1] == list(program.arguments)
 
@@ -151,7 +168,7 @@ async def test_an_address_that_is_cut_while_it_is_written_is_taken_whole(bin: Pa
         f"for part in {ADDRESS[:30]!r}, {ADDRESS[30:] + chr(10)!r}:\n  sys.stdout.write(part); sys.stdout.flush()\n"
     )
     install(bin, "cloudflared", script + "  time.sleep(0.2)\ntime.sleep(60)")
-    async with running(cloudflared(LOCAL), within_s=20) as started:
+    async with running(cloudflared(LOCAL), quiet, within_s=20) as started:
         assert started.url == ADDRESS
 
 
@@ -169,44 +186,84 @@ async def test_an_address_that_is_cut_while_it_is_written_is_taken_whole(bin: Pa
 )
 async def test_a_program_that_is_missing_is_named_with_how_to_get_it(program: Program, how: str, bin: Path) -> None:
     with pytest.raises(ConfigurationError, match=f"{program.name} is not installed.*{how}"):
-        async with running(program):
+        async with running(program, quiet):
             pytest.fail("there is no program")
 
 
 async def test_a_program_that_ends_is_told_with_its_last_words(bin: Path) -> None:
     words = "ERROR:  authentication failed: Usage of ngrok requires a verified account and authtoken.\n"
     install(bin, "ngrok", saying(words, "sys.exit(1)"))
-    with pytest.raises(ProgramFailed, match=r"exit code 1, it said: .*authentication failed.*add-authtoken"):
-        async with running(ngrok(LOCAL), within_s=20):
+    with pytest.raises(ProgramFailed) as ended:
+        async with running(ngrok(LOCAL), quiet, within_s=20):
             pytest.fail("there is no tunnel")
+    assert failed(ended.value) == [
+        "ngrok ended by itself at its start, with exit status 1",
+        "it said last:",
+        f"  {words.strip()}",
+        "should that not tell why: ngrok needs an account's token: ngrok config add-authtoken",
+    ]
 
 
 async def test_the_address_of_a_service_itself_is_no_address_of_ours(bin: Path) -> None:
     refused = 'failed to request quick Tunnel: Post "https://api.trycloudflare.com/tunnel": dial tcp: no such host\n'
     install(bin, "cloudflared", saying(refused, "sys.exit(1)"))
     with pytest.raises(ProgramFailed, match="no such host"):
-        async with running(cloudflared(LOCAL), within_s=20):
+        async with running(cloudflared(LOCAL), quiet, within_s=20):
             pytest.fail("there is no tunnel")
     assert ssh(LOCAL, "localhost.run").address("https://localhost.run/") is None
 
 
 async def test_a_program_that_says_no_address_in_time_is_ended(bin: Path) -> None:
     install(bin, "ssh", saying("Welcome\n"))
-    with pytest.raises(ProgramFailed, match=r"no address within 1 s; it said: Welcome;.*--public"):
-        async with running(ssh(LOCAL, "box.example.com"), within_s=1):
+    with pytest.raises(ProgramFailed, match="ssh gave no address within 1 s") as ended:
+        async with running(ssh(LOCAL, "box.example.com"), quiet, within_s=1):
             pytest.fail("there is no address")
+    assert failed(ended.value)[1:3] == ["it said last:", "  Welcome"]
+    assert "--public" in failed(ended.value)[3]
     assert gone(ran(bin, "ssh")[0])
 
 
-async def test_one_whose_address_is_known_needs_to_say_nothing(bin: Path) -> None:
-    install(bin, "ssh", "time.sleep(60)")
+async def test_an_address_that_a_person_knows_is_taken_once_the_port_is_forwarded(bin: Path) -> None:
+    """Until then whatever listens there may be another tunnel, and this one may still be refused the port."""
+    refused = "Error: remote port forwarding failed for listen port 9000\n"
+    install(bin, "ssh", saying(FORWARDED.replace("success", "failure") + refused, "sys.exit(255)"))
     program = ssh(LOCAL, "box.example.com", port=9000, public="https://dev.example.com")
-    async with running(program, public="https://dev.example.com", within_s=20) as started:
-        assert started.url == "https://dev.example.com"
+    with pytest.raises(ProgramFailed) as ended:
+        async with running(program, quiet, within_s=20):
+            pytest.fail("the port is somebody else's")
+    assert failed(ended.value)[2:-1] == [
+        "  OpenSSH_9.2p1 Debian-2+deb12u10, OpenSSL 3.0.20 7 Apr 2026",
+        f"  {refused.strip()}",
+    ]
     assert "-N" in program.arguments
 
 
-@pytest.mark.parametrize("host", ["-oProxyCommand=touch x", "", "a b", "$(touch x)"])
+@pytest.mark.parametrize("host", ["box", "me@box.example.com", "ssh://me@box.example.com:2222"])
+def test_a_server_is_written_as_ssh_takes_it(host: str) -> None:
+    assert ssh(LOCAL, host).arguments[-1] == host
+
+
+async def test_the_forward_is_that_of_this_ssh_and_not_of_one_that_serves_many() -> None:
+    arguments = ssh(LOCAL, "box").arguments
+    assert {"ControlMaster=no", "ControlPath=none"} <= set(arguments)
+
+
+async def test_an_address_that_changes_is_told(bin: Path) -> None:
+    later = LOCALHOST_RUN.replace("da7941d39b603e", "0f1c3a5a6f8e")
+    go_on = bin / "go on"
+    wait = f"while not os.path.exists({str(go_on)!r}): time.sleep(0.01)"
+    install(bin, "ssh", saying(LOCALHOST_RUN * 2, f"{wait}\n{saying(later)}"))
+    told: list[str] = []
+    async with running(ssh(LOCAL, "nokey@localhost.run"), told.append, within_s=20) as started:
+        go_on.touch()
+        await until(lambda: len(told) == 2)
+        assert started.url == "https://da7941d39b603e.lhr.life"
+    assert "another address now, https://0f1c3a5a6f8e.lhr.life" in told[1]
+
+
+@pytest.mark.parametrize(
+    "host", ["-oProxyCommand=touch x", "", "a b", "$(touch x)", "ssh://-oProxyCommand=x", "ssh://"]
+)
 def test_what_is_no_server_is_not_given_to_ssh(host: str) -> None:
     with pytest.raises(ConfigurationError, match="is no server"):
         ssh(LOCAL, host)
@@ -214,10 +271,13 @@ def test_what_is_no_server_is_not_given_to_ssh(host: str) -> None:
 
 async def test_a_program_that_dies_later_is_told_with_how(bin: Path) -> None:
     install(bin, "cloudflared", saying(CLOUDFLARED + "2026 ERR lost it\n", "sys.stdin.read(); sys.exit(3)"))
-    async with running(cloudflared(LOCAL), within_s=20) as started:
+    async with running(cloudflared(LOCAL), quiet, within_s=20) as started:
         os.kill(ran(bin, "cloudflared")[0], signal.SIGKILL)
-        assert "exit code -9" in await asyncio.wait_for(started.ended, 20)
-        assert "lost it" in started.ended.result()
+        end = await asyncio.wait_for(started.ended, 20)
+        assert (end.status, end.said[-1]) == (-9, "2026 ERR lost it")
+        assert failed(started.failed("while it was open"))[0] == (
+            "cloudflared ended by itself while it was open, killed by signal 9"
+        )
 
 
 async def test_output_without_end_neither_stops_the_program_nor_fills_the_memory(bin: Path) -> None:
@@ -225,7 +285,7 @@ async def test_output_without_end_neither_stops_the_program_nor_fills_the_memory
         "open(sys.argv[0] + '.through', 'w') if [sys.stdout.write('x' * 300000 + chr(10)) for _ in range(20)] else 0"
     )
     install(bin, "cloudflared", saying(CLOUDFLARED, f"{flood}\nsys.stdout.flush()\ntime.sleep(60)", "stdout"))
-    async with running(cloudflared(LOCAL), within_s=20) as started:
+    async with running(cloudflared(LOCAL), quiet, within_s=20) as started:
         await until(lambda: (bin / "cloudflared.through").exists(), within_s=20)
         assert not started.ended.done()
 
@@ -234,46 +294,56 @@ async def test_output_without_end_neither_stops_the_program_nor_fills_the_memory
 
 
 async def test_the_whole_group_of_a_program_is_ended_with_the_block(bin: Path) -> None:
-    child = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-    child += f"open({str(bin / 'child')!r}, 'w').write(str(child.pid))\n"
+    child = WITH_A_CHILD.format(str(bin / "child"))
     install(bin, "cloudflared", child + saying(CLOUDFLARED))
-    async with running(cloudflared(LOCAL), within_s=20):
+    async with running(cloudflared(LOCAL), quiet, within_s=20):
         pid, inner = ran(bin, "cloudflared")[0], int((bin / "child").read_text())
         assert os.getpgid(pid) == os.getpgid(inner) == pid != os.getpgid(0)
     await until(lambda: gone(pid) and gone(inner))
 
 
 async def test_what_a_program_leaves_when_it_dies_is_ended_too(bin: Path) -> None:
-    child = "child = subprocess.Popen([sys.executable, '-c', 'import time; time.sleep(60)'])\n"
-    child += f"open({str(bin / 'child')!r}, 'w').write(str(child.pid))\n"
+    child = WITH_A_CHILD.format(str(bin / "child"))
     install(bin, "cloudflared", child + saying(CLOUDFLARED, "sys.exit(1)"))
     with pytest.raises(ProgramFailed):
-        async with running(cloudflared(LOCAL), within_s=20) as started:
-            raise ProgramFailed(await started.ended)
+        async with running(cloudflared(LOCAL), quiet, within_s=20) as started:
+            await started.ended
+            raise started.failed("later")
     await until(lambda: gone(int((bin / "child").read_text())))
 
 
 async def test_a_program_that_ignores_being_asked_is_killed(bin: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(programs, "END_WITHIN_S", 0.3)
+    monkeypatch.setattr(run_of_a_program, "END_WITHIN_S", 0.3)
     install(bin, "cloudflared", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + saying(CLOUDFLARED))
     started_at = time.monotonic()
-    async with running(cloudflared(LOCAL), within_s=20):
+    async with running(cloudflared(LOCAL), quiet, within_s=20):
         pid = ran(bin, "cloudflared")[0]
     assert gone(pid)
     assert time.monotonic() - started_at < 15
 
 
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux tells a child that its parent was killed")
-async def test_a_program_ends_when_the_tunnel_is_killed(bin: Path) -> None:
-    install(bin, "cloudflared", saying(CLOUDFLARED))
+async def test_a_program_and_what_it_started_end_when_the_tunnel_is_killed(bin: Path) -> None:
+    """The program on the PATH may only be what starts the real one, as npm's are."""
+    child = WITH_A_CHILD.format(str(bin / "child"))
+    install(bin, "cloudflared", child + saying(CLOUDFLARED))
     script = (
-        "import asyncio, os, signal\nfrom webhooks.tunnel.programs import cloudflared, running\n"
-        f"async def main():\n  async with running(cloudflared({LOCAL!r})):\n    os.kill(os.getpid(), signal.SIGKILL)\n"
+        "import asyncio, os, signal\nfrom webhooks.tunnel.programs import cloudflared\n"
+        "from webhooks.tunnel.running import running\n"
+        f"async def main():\n  async with running(cloudflared({LOCAL!r}), print):\n"
+        "    os.kill(os.getpid(), signal.SIGKILL)\n"
         "asyncio.run(main())"
     )
     ended = await asyncio.to_thread(subprocess.run, [sys.executable, "-c", script], timeout=60, check=False)
     assert ended.returncode == -signal.SIGKILL
-    await until(lambda: gone(ran(bin, "cloudflared")[0]))
+    await until(lambda: gone(ran(bin, "cloudflared")[0]) and gone(int((bin / "child").read_text())))
+
+
+async def test_what_guards_a_program_is_gone_with_it(bin: Path) -> None:
+    install(bin, "cloudflared", saying(CLOUDFLARED))
+    before = set(psutil.Process().children())
+    async with running(cloudflared(LOCAL), quiet, within_s=20):
+        assert len(set(psutil.Process().children()) - before) == 2
+    assert set(psutil.Process().children()) <= before
 
 
 # The probe
@@ -392,29 +462,32 @@ async def test_a_receiver_with_another_secret_is_told_before_anything_is_opened(
     async with receiver(database_url, secret="its own") as (url, _):
         assert not await takes(url, SHORTCUT, SECRET)
         with pytest.raises(NotReached, match="start the tunnel with the settings, and in the dir"):
-            async with exposed(cloudflared(url), url, SHORTCUT, SECRET):
+            async with exposed(cloudflared(url), url, SHORTCUT, SECRET, quiet):
                 pytest.fail("nothing is reachable")
-    with pytest.raises(NotReached, match="no answer"):
-        async with exposed(cloudflared(LOCAL), "http://127.0.0.1:1", SHORTCUT, SECRET):
+    with pytest.raises(NotReached, match=r"nothing listens at http://127\.0\.0\.1:1: start the receiver"):
+        async with exposed(cloudflared(LOCAL), "http://127.0.0.1:1", SHORTCUT, SECRET, quiet):
             pytest.fail("nothing is there")
     assert not (bin / "cloudflared.ran").exists()
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_a_program_that_dies_while_it_is_probed_is_not_waited_for(database_url: str, bin: Path) -> None:
-    install(bin, "ssh", saying("bind: Permission denied\n", "sys.exit(255)"))
+    install(bin, "ssh", saying(FORWARDED + "bind: Permission denied\n", "sys.exit(255)"))
     public = "http://127.0.0.1:1"
     async with receiver(database_url) as (url, _):
-        with pytest.raises(ProgramFailed, match="Permission denied"):
-            async with exposed(ssh(url, "box", public=public), url, SHORTCUT, SECRET, public=public):
+        with pytest.raises(ProgramFailed) as ended:
+            async with exposed(ssh(url, "box", public=public), url, SHORTCUT, SECRET, quiet):
                 pytest.fail("nothing is reachable")
+    assert failed(ended.value)[0] == "ssh ended by itself while its address was probed, with exit status 255"
+    assert failed(ended.value)[-2] == "  bind: Permission denied"
 
 
 @pytest.mark.usefixtures("impatient")
 async def test_the_receiver_is_exposed_for_the_block(database_url: str, bin: Path) -> None:
     async with receiver(database_url) as (url, parts), tunnel_to(url) as public:
-        install(bin, "ssh", "time.sleep(60)")
-        async with exposed(ssh(url, "box", public=public), url, SHORTCUT, SECRET, public=public) as started:
+        install(bin, "ssh", saying(FORWARDED))
+        told: list[str] = []
+        async with exposed(ssh(url, "box", public=public), url, SHORTCUT, SECRET, told.append) as started:
             delivery = from_shortcut(stories(7))
             async with httpx.AsyncClient() as client:
                 there = f"{started.url}/webhooks/shortcut"
@@ -424,3 +497,77 @@ async def test_the_receiver_is_exposed_for_the_block(database_url: str, bin: Pat
         assert gone(pid)
         [row] = await parts.deliveries()
         assert bytes(row["body"]) == delivery.body
+    assert told == [
+        f"started ssh, process {pid}",
+        f"it gave {public}",
+        f"probing whether that leads to {url}, for 60 s at most",
+        f"ended ssh: {public} leads here no more",
+    ]
+
+
+@pytest.mark.usefixtures("impatient")
+async def test_why_an_address_does_not_lead_here_yet_is_told_until_it_does(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(probe, "TELL_EVERY_S", 0.0)
+    told: list[str] = []
+    async with receiver(database_url) as (url, _), tunnel_to(url) as public:
+        await reached(public, url, SHORTCUT, SECRET, within_s=20, tell=told.append)
+    assert [line.partition(" s: ")[2] for line in told] == ["it answers 530 to a signed probe"] * 2
+
+
+async def test_a_program_that_takes_its_time_is_told_with_its_last_line(
+    bin: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(run_of_a_program, "TELL_EVERY_S", 0.2)
+    wait = f"\nwhile not os.path.exists({str(bin / 'go')!r}): time.sleep(0.02)\n"
+    install(bin, "cloudflared", saying("Requesting new quick Tunnel\n", wait + saying(CLOUDFLARED)))
+    told: list[str] = []
+
+    def tell(text: str) -> None:
+        told.append(text)
+        if "Requesting" in text:
+            (bin / "go").touch()
+
+    async with running(cloudflared(LOCAL), tell, within_s=20) as started:
+        assert started.url == ADDRESS
+    assert told[0].startswith("started cloudflared, process ")
+    assert "cloudflared gave no address yet, after 0 s; its last line: Requesting new quick Tunnel" in told
+    assert told[-1] == f"ended cloudflared: {ADDRESS} leads here no more"
+
+
+# Whether a receiver is there at all
+
+
+async def test_a_receiver_that_is_there_misses_nothing_and_one_that_is_not_is_told(database_url: str) -> None:
+    async with receiver(database_url) as (url, parts):
+        assert await missing(url) is None
+        assert await parts.deliveries() == []
+    told = await missing("http://127.0.0.1:1", "they wait")
+    assert told == "nothing listens at http://127.0.0.1:1: start the receiver with webhooks serve --dev; they wait"
+
+
+async def test_somebody_else_at_the_receivers_address_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    async with served(Starlette()) as port:
+        told = await missing(f"http://127.0.0.1:{port}", "they wait")
+    assert told is not None
+    assert told.endswith("seems to be no receiver of webhooks: GET /healthz gave 404")
+
+
+async def test_a_receiver_that_is_held_up_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(presence, "ASK_WITHIN_S", 0.2)
+
+    over = asyncio.Event()
+
+    async def silent(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        await reader.read()
+        writer.close()
+        await writer.wait_closed()
+        over.set()
+
+    async with await asyncio.start_server(silent, "127.0.0.1", 0) as server:
+        url = f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}"
+        assert await missing(url) == (
+            f"{url} does not answer (it said nothing in time): is it held up, by a breakpoint perhaps?"
+        )
+        await over.wait()

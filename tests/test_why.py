@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import asyncio
 import json
+import signal
 from contextlib import suppress
+from pathlib import Path
 from typing import Any
 
+import psycopg
 import pytest
 from click.testing import CliRunner
 from consumers import arrival, arrived, stories
 from gates import a_gate, due, expire, opened, sql
+from processes import SECRETS, eventually, serving, started, webhooks
 
 from webhooks import Claim, Consumer, Escalate, Event, Gate, NotDone, Park, Pool, Shortcut, Transaction
 from webhooks.apply import apply
@@ -62,7 +66,7 @@ async def test_the_timeline_tells_attempts_effects_decisions_and_the_escalation_
         "attempt 2 at drafting: claimed by B",
         "attempt 2 at drafting: expired: lease expired: B stopped answering",
         "attempt 3 at drafting: claimed by C",
-        "effect 'call': about to be called, call number 2",
+        "effect 'call': about to be called, call number 2 (1 before it certainly did not happen)",
         "effect 'call': done, 5",
         "attempt 3 at drafting: escalated: look at it",
     ]
@@ -218,6 +222,74 @@ async def test_a_delivery_that_was_split_names_its_events_and_they_name_it(pool:
     assert f"received from shortcut story.update, event 2 of delivery {bulk}" in lines(
         await told(pool, str(parts[1]["id"]), ours)
     )
+
+
+# ---- a worker that was killed
+
+CALLS = """
+import asyncio
+from datetime import timedelta
+from pathlib import Path
+
+from webhooks import Consumer, Done, Event, Gate, Shortcut, Transaction
+
+shortcut, sessions = Shortcut(), Gate("patch_sessions", key="sc_id")
+
+
+@shortcut.on("story.update")
+async def opens(event: Event, tx: Transaction) -> None:
+    await sessions.open(tx, sc_id=event.data["id"], title="x")
+
+
+async def charge() -> int:
+    Path("calling").touch()
+    while not Path("answering").exists():
+        await asyncio.sleep(0.05)
+    return 5
+
+
+@sessions.phase("received", claimed="clarifying", done="clarified")
+async def clarify(row, claim) -> Done:
+    await claim.once("charge", charge, retry_safe=True, timeout=timedelta(minutes=5))
+    return claim.done()
+
+
+consumer = Consumer(gates=[sessions], sources=[shortcut])
+"""
+
+
+def test_an_attempt_and_a_call_that_a_kill_ended_stay_in_the_timeline(database_url: str, tmp_path: Path) -> None:
+    (tmp_path / "calls.py").write_text(CALLS)
+    app = {"WEBHOOKS_APP": "calls:consumer", "WEBHOOKS_LEASE_S": "2"}
+    send = ("trigger", "shortcut", "story.update", "--set", "actions.0.id=7", "--url")
+    with psycopg.connect(database_url, autocommit=True) as connection:
+
+        def status() -> Any:
+            row = connection.execute("SELECT status FROM patch_sessions").fetchone()
+            return row and row[0]
+
+        with serving(tmp_path, database_url, **app) as process:
+            assert webhooks(tmp_path, *send, process.receiver, **SECRETS, **app).returncode == 0
+            eventually((tmp_path / "calling").exists)
+            process.signal(signal.SIGKILL)
+            process.ends()
+        killed = webhooks(tmp_path, "why", "patch_sessions:7", DATABASE_URL=database_url, **app).stdout
+        (tmp_path / "answering").touch()
+        with started(tmp_path, "work", name="work", DATABASE_URL=database_url, WEBHOOKS_POLL_S="0.2", **app):
+            eventually(lambda: status() == "received")
+            freed = webhooks(tmp_path, "why", "patch_sessions:7", DATABASE_URL=database_url, **app).stdout
+            connection.execute("UPDATE patch_sessions SET not_before = now()")
+            eventually(lambda: status() == "clarified")
+        done = webhooks(tmp_path, "why", "patch_sessions:7", DATABASE_URL=database_url, **app).stdout
+
+    first = ("attempt 1 at clarifying: claimed by ", "effect 'charge': about to be called; no answer is recorded")
+    assert [line in killed for line in first] == [True, True]
+    expired = "attempt 1 at clarifying: expired: lease expired: "
+    assert [line in freed for line in (*first, expired)] == [True] * 3
+    at = [done.index(line) for line in (first[0], expired, "attempt 2 at clarifying: claimed", ", call number 2")]
+    assert at == sorted(at)
+    assert "effect 'charge': about to be called, call number 2 (of 1 before it no answer was recorded)" in done
+    assert "effect 'charge': done, 5" in done
 
 
 # ---- the command

@@ -4,7 +4,8 @@
 
     WebhooksError
     ├── ConfigurationError      a setting, a secret or a definition is wrong: nothing starts
-    │   └── SchemaBehind        the database lacks sections of schema.sql: run `webhooks migrate`
+    │   ├── SchemaBehind        the database lacks sections of schema.sql: run `webhooks migrate`
+    │   └── UnknownName         a filter names what is nowhere: a command was used wrongly (2), a request is bad (400)
     ├── Refused                 a request was not authenticated; carries the named cause
     ├── Unreadable              a verified body cannot be read; its delivery is stored and ends `dead`
     ├── Unavailable             the database did not answer in time; the sender should try again
@@ -38,6 +39,10 @@ class ConfigurationError(WebhooksError):
 
 class SchemaBehind(ConfigurationError):
     """The database lacks sections of ``schema.sql``."""
+
+
+class UnknownName(ConfigurationError):
+    """A filter names what is nowhere; the message says what there is, names like it first."""
 
 
 class Refused(WebhooksError):

@@ -15,7 +15,7 @@ from webhooks import accept, inbox, signatures
 from webhooks.consumer import Consumer
 from webhooks.db import Transaction
 from webhooks.delivery import Delivery
-from webhooks.errors import Refused
+from webhooks.errors import ConfigurationError, Refused
 from webhooks.inbox import Identity, identity
 from webhooks.rejections import WANTED, Filter, composed, wanted_params
 from webhooks.sources import Source
@@ -29,6 +29,7 @@ CANDIDATES = composed(
     "ORDER BY received_at, id",
     wanted=WANTED,
 )
+KEPT = composed("SELECT id FROM {rejections} WHERE id = ANY(%(ids)s)")
 LOOK = composed(
     "SELECT id, source, cause, headers, body, body_bytes, received_at FROM {rejections}\n"
     "WHERE id = ANY(%(ids)s) AND delivery IS NULL ORDER BY received_at, id"
@@ -80,7 +81,17 @@ async def candidates(tx: Transaction, wanted: Filter, ids: Sequence[int] | None 
         tx: to read in.
         wanted: which.
         ids: only those of them.
+
+    Raises:
+        ConfigurationError: there is no rejection of an id.
     """
+    if ids is not None:
+        kept = {row["id"] for row in await (await tx.execute(KEPT, {"ids": list(ids)})).fetchall()}
+        missing = sorted({*ids} - kept)
+        if missing:
+            raise ConfigurationError(
+                f"there is no rejection {', '.join(map(str, missing))}; the oldest ones are forgotten"
+            )
     params = {**wanted_params(wanted), "ids": None if ids is None else list(ids)}
     return [row["id"] for row in await (await tx.execute(CANDIDATES, params)).fetchall()]
 

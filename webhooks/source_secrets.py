@@ -67,12 +67,13 @@ def dev_secrets(home: Path, source: str, kind: Literal["text", "whsec"] = "text"
     directory = home / "secrets"
     kept = directory / source
     try:
-        home.mkdir(mode=0o700, parents=True, exist_ok=True)
-        directory.mkdir(mode=0o700, exist_ok=True)
-        directory.chmod(0o700)
         if not kept.exists():
+            home.mkdir(mode=0o700, parents=True, exist_ok=True)
+            directory.mkdir(mode=0o700, exist_ok=True)
             _keep(kept, _new_secret(kind))
-        kept.chmod(0o600)
+        for path, mode in ((directory, 0o700), (kept, 0o600)):
+            if path.stat().st_mode & 0o077:
+                path.chmod(mode)
     except OSError as error:
         raise ConfigurationError(f"cannot keep a secret in {kept}: {error.strerror}") from None
     return (_read_secret("the secret of --dev", kept),)

@@ -60,6 +60,9 @@ def standing(gate: Gate[Any], label: str, row: Mapping[str, Any] | None, now: da
     status = row["status"]
     if status == gate.escalated:
         told = f"it is {status}, a person has to decide: {row['last_error'] or 'no reason is recorded'}"
+        if gate is inbox:
+            do = _again(label, row, "once what failed is mended")
+            return Standing("escalated", told, f"{do}; or webhooks resolve {label} --to STATUS --reason …")
         if row["claimed_from"] is None:
             return Standing("escalated", told, f"webhooks resolve {label} --to STATUS --reason …")
         do = f"webhooks retry {label} --reason …, or webhooks resolve {label} --to STATUS --reason …"
@@ -67,6 +70,10 @@ def standing(gate: Gate[Any], label: str, row: Mapping[str, Any] | None, now: da
     if status in gate.phases:
         return _claimed(label, row, now, gate.phases[status].lease or lease)
     phase = gate.entered(status)
+    if phase is None and gate is inbox:
+        why = f": {row['reason']}" if row.get("reason") else ""
+        when = "to apply it all the same" if status == "ignored" else "to apply it once more"
+        return Standing("wrong status", f"it has ended: {status}{why}", f"nothing; {_again(label, row, when)}")
     if phase is None:
         waits = ", ".join(each.ready for each in gate.phases.values())
         told = f"it is in {status}, where no phase claims; phases wait in {waits}"
@@ -74,6 +81,13 @@ def standing(gate: Gate[Any], label: str, row: Mapping[str, Any] | None, now: da
         do = "nothing, unless an event moves it on" if done else "an event has to move it: webhooks deliveries"
         return Standing("wrong status", told, do)
     return _ready(label, row, now, phase, worked=phase.function is not None or gate in (inbox, notifications))
+
+
+def _again(label: str, row: Mapping[str, Any], when: str) -> str:
+    """Say how an ended delivery is run again, if it can be."""
+    if row.get("pruned_at") or row.get("headers_pruned_at"):
+        return "it was pruned, and cannot be run again"
+    return f"{when}: webhooks replay {label.partition(':')[2]}"
 
 
 def _claimed(label: str, row: Mapping[str, Any], now: datetime, lease: timedelta) -> Standing:

@@ -23,8 +23,8 @@ ATTEMPTS = compose(
 )
 # Found by their claims: a key may hold what separates the parts of an idempotency key.
 EFFECTS = compose(
-    "SELECT e.idempotency_key, e.claim_seq, e.state, e.result, e.error, e.calls, e.told_by, e.intended_at,\n"
-    "    e.call_until, e.ended_at, a.phase, a.visit\n"
+    "SELECT e.idempotency_key, e.claim_seq, e.state, e.result, e.error, e.calls, e.not_done, e.told_by,\n"
+    "    e.intended_at, e.call_until, e.ended_at, a.phase, a.visit\n"
     "FROM {attempts} AS a JOIN {effects} AS e ON e.claim_seq = a.claim_seq\n"
     "WHERE a.table_name = %(table)s AND a.key = %(key)s ORDER BY e.intended_at DESC LIMIT %(most)s"
 )
@@ -161,7 +161,7 @@ def _attempt(attempt: dict[str, Any]) -> Iterator[Moment]:
 def _effect(label: str, effect: dict[str, Any]) -> Iterator[Moment]:
     seq = effect["claim_seq"]
     name = f"effect {effect_name(label, effect, effect)!r}"
-    again = f", call number {effect['calls']}" if effect["calls"] > 1 else ""
+    again = _after_others(effect)  # each call writes over the line of the last
     if effect["state"] == "intended":
         until = effect["call_until"].isoformat(sep=" ", timespec="seconds")
         told = f"{name}: about to be called{again}; no answer is recorded, and after {until} nobody knows"
@@ -172,6 +172,15 @@ def _effect(label: str, effect: dict[str, Any]) -> Iterator[Moment]:
     error = f", {effect['error']}" if effect["error"] else ""
     by = f", as {effect['told_by']} said" if effect["told_by"] else ""
     yield Moment(effect["ended_at"], "effect", f"{name}: {effect['state']}{result}{error}{by}", seq)
+
+
+def _after_others(effect: dict[str, Any]) -> str:
+    """Say of a call that was not the first what became of those before it."""
+    earlier = effect["calls"] - 1
+    not_done = effect["not_done"] - (effect["state"] == "failed")
+    told = [f"{not_done} before it certainly did not happen"] if not_done else []
+    told += [f"of {earlier - not_done} before it no answer was recorded"] if earlier > not_done else []
+    return f", call number {effect['calls']} ({', '.join(told)})" if earlier else ""
 
 
 def _decision(decision: dict[str, Any]) -> Moment:

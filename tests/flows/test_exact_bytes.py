@@ -226,7 +226,7 @@ async def test_a_receiver_that_is_away_ends_the_replay_and_the_place_to_go_on_fr
             done = await asyncio.to_thread(webhooks, tmp_path, *arguments, DATABASE_URL=database_url, **VARIABLES)
         assert done.returncode == 1
         assert "the receiver does not take deliveries: " in done.stderr
-        assert "--after 0 --up-to " in done.stderr
+        assert "; nothing was done: go on with the same command and --up-to " in done.stderr
         assert await second.deliveries() == []
 
 

@@ -9,6 +9,7 @@ from dataclasses import dataclass
 from datetime import datetime
 
 from webhooks.delivery import Headers
+from webhooks.errors import Unreadable
 from webhooks.sources import GitHub, Source
 
 _NAME = re.compile(rb"[!#$%&'*+.^_`|~0-9A-Za-z-]+")  # a header's (RFC 9110, 5.6.2)
@@ -56,6 +57,8 @@ def request(content: bytes, *, place: int, name: str, source: str | None) -> Cap
     """
 
     def faulty(fault: str) -> Capture:
+        if not headers and not said:  # perhaps it was never meant as one
+            fault = f"it is neither JSON nor a line of webhooks export, and as a captured request {fault}"
         return Capture(place=place, name=name, fault=fault)
 
     headers: list[tuple[str, str]] = []
@@ -102,6 +105,8 @@ def payload(content: bytes, *, place: int, name: str, stem: str, source: Source,
         stem: its file's name less the ending; GitHub's event is what stands before `__`.
         source: whose it is.
         event: what it says, instead of the file's name.
+
+    One that its source could not read has a `fault`: it would only be stored to end `dead`.
     """
     headers: list[tuple[str, str]] = [("content-type", "application/json")]
     if isinstance(source, GitHub):
@@ -110,4 +115,8 @@ def payload(content: bytes, *, place: int, name: str, stem: str, source: Source,
             return Capture(place=place, name=name, fault="nothing says what it tells of: say it with --event")
         made = uuid.uuid5(uuid.NAMESPACE_OID, f"{event}:{hashlib.sha256(content).hexdigest()}")
         headers += [("x-github-event", event), ("x-github-delivery", str(made))]
+    try:
+        source.read(tuple(headers), content)
+    except Unreadable as error:
+        return Capture(place=place, name=name, fault=f"it cannot be read as a payload: {error}")
     return Capture(place=place, name=name, source=source.name, event=event, headers=tuple(headers), body=content)

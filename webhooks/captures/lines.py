@@ -6,6 +6,7 @@ import base64
 import binascii
 import hashlib
 import json
+import re
 from collections.abc import Mapping
 from datetime import datetime
 from typing import Any
@@ -15,6 +16,7 @@ from webhooks.delivery import Headers
 from webhooks.sources.reading import is_array, is_object, moment
 
 VERSION = 1
+_BEGINNING = re.compile(rb'\{"version": \d+, "id": \d+, "source": ')  # as `written` begins every line
 
 
 def written(facts: Mapping[str, Any], headers: Headers, body: bytes, *, redacted: bool) -> bytes:
@@ -44,20 +46,29 @@ def written(facts: Mapping[str, Any], headers: Headers, body: bytes, *, redacted
 
 
 def is_line(content: bytes) -> bool:
-    """Say whether the beginning of a file is a line of an export, be it a broken one."""
-    return content.lstrip().startswith(b"{") and b'"body_base64"' in content
+    """Say whether a file's first line is one of an export, be it a broken one, or cut before its body."""
+    text = content.lstrip()
+    return text.startswith(b"{") and (b'"body_base64"' in text or (bool(_BEGINNING.match(text)) and not _is_json(text)))
 
 
-def read(line: bytes, *, place: int, name: str) -> Capture:
-    """Read a line back. What is wrong with it is its `fault`."""
+def read(line: bytes, *, place: int, name: str, ended: bool = True) -> Capture:
+    """Read a line back. What is wrong with it is its `fault`.
+
+    Args:
+        line: without its line end.
+        place: its place.
+        name: its name.
+        ended: whether it had a line end; a file that was cut has none.
+    """
     try:
         found = json.loads(line)
     except (ValueError, RecursionError):
-        return Capture(place=place, name=name, fault="the line is not JSON, or is cut short")
+        fault = "it is not JSON" if ended else "it is cut short: the file ends in the middle of it"
+        return Capture(place=place, name=name, fault=fault)
     if not is_object(found) or "body_base64" not in found:
-        return Capture(place=place, name=name, fault="the line is none of an export: it has no body_base64")
+        return Capture(place=place, name=name, fault="it is no line of an export: it has no body_base64")
     if found.get("version") != VERSION:
-        fault = f"the line is of version {found.get('version')!r}, and this program reads version {VERSION}"
+        fault = f"it is of version {found.get('version')!r}, and this program reads version {VERSION}"
         return Capture(place=place, name=name, fault=fault)
     headers, source, event = _headers(found.get("headers")), found.get("source"), found.get("event")
     received_at = moment(found.get("received_at"))
@@ -66,7 +77,7 @@ def read(line: bytes, *, place: int, name: str) -> Capture:
     except (binascii.Error, ValueError, TypeError):
         return Capture(place=place, name=name, fault="body_base64 is not base64")
     if headers is None or not isinstance(source, str) or received_at is None:
-        return Capture(place=place, name=name, fault="the line lacks headers, source or received_at")
+        return Capture(place=place, name=name, fault="it lacks headers, source or received_at")
     if hashlib.sha256(body).hexdigest() != found.get("sha256"):
         return Capture(place=place, name=name, fault="the body was changed: it is not what sha256 says")
     return Capture(
@@ -78,6 +89,14 @@ def read(line: bytes, *, place: int, name: str) -> Capture:
         body=body,
         received_at=received_at,
     )
+
+
+def _is_json(text: bytes) -> bool:
+    try:
+        json.loads(text)
+    except (ValueError, RecursionError):
+        return False
+    return True
 
 
 def _headers(value: object) -> Headers | None:

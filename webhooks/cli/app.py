@@ -12,6 +12,7 @@ from typing import Any, TypeVar
 import click
 import psycopg
 from rich.console import Console
+from rich.table import Table
 
 from webhooks.loading import DEFAULT_APP
 
@@ -56,9 +57,21 @@ def run(work: Coroutine[Any, Any, T]) -> T:
         return runner.run(work)
 
 
+class _Console(Console):
+    def print(self, *objects: Any, **how: Any) -> None:
+        for table in objects:
+            if isinstance(table, Table):
+                for column in table.columns:
+                    column.overflow = "fold"  # on a narrow terminal a long word goes on below, and is never cut
+        super().print(*objects, **how)
+
+    def on_broken_pipe(self) -> None:
+        raise BrokenPipeError  # as from anything else that writes, instead of an exit of its own
+
+
 def console() -> Console:
     """Return where tables go; into a pipe they go unfolded."""
-    return Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
+    return _Console(highlight=False, markup=False, emoji=False, width=None if sys.stdout.isatty() else PIPED_WIDTH)
 
 
 def printable(text: str) -> str:

@@ -82,7 +82,7 @@ def sendings(
     try:
         contents = [content for _ in range(rounds) for content in make()]
     except ValueError as error:
-        raise click.UsageError(f"--set {error}") from None
+        raise click.UsageError(f"--set: {error}") from None
     made: list[Sending] = []
     for content in contents:
         made += [sending(sender, content.event, secret, partial(content.signed, sender), wanted.bad)] * copies

@@ -11,23 +11,17 @@ import click
 from rich.table import Table
 from rich.text import Text
 
-from webhooks.cli.app import console, examples, printable, run
-from webhooks.db import transaction
-from webhooks.deliveries import DISPOSITIONS, MOST, Disposition, Filter, as_json, listed, one, readable, since
+from webhooks.cli.app import app_option, console, examples, printable
+from webhooks.cli.asking import Id, ask, read_since, status_option
+from webhooks.cli.naming import doubt
+from webhooks.db import Transaction
+from webhooks.deliveries import MOST, Disposition, Filter, as_json, listed, one, readable
 from webhooks.delivery import Headers
-from webhooks.migrate import require_current
-from webhooks.serve.database import connected
+from webhooks.selection import Names
 from webhooks.settings import Settings
 
 MOST_LINES = 200
 COLOURS = {"dead": "red", "ignored": "yellow", "parked": "cyan", "applying": "blue"}
-
-
-def _read_since(ctx: click.Context, param: click.Parameter, value: str | None) -> datetime | timedelta | None:
-    try:
-        return None if value is None else since(value)
-    except ValueError as error:
-        raise click.BadParameter(str(error), ctx, param) from None
 
 
 @click.command(
@@ -37,18 +31,18 @@ def _read_since(ctx: click.Context, param: click.Parameter, value: str | None) -
         "webhooks deliveries 12 --body > body.json",
     )
 )
-@click.argument("id", type=click.IntRange(1, 2**63 - 1), required=False)
+@click.argument("id", type=Id("deliveries"), required=False)
+@app_option
 @click.option("--source", help="Of this source; letter case does not matter.")
 @click.option("--event", help="With this in the event's name; letter case does not matter.")
-@click.option(
-    "--status", "disposition", type=click.Choice(DISPOSITIONS, case_sensitive=False), help="With this disposition."
-)
-@click.option("--since", "received", callback=_read_since, help="Received since: 30m, 2h, 3d, or a date or time.")
+@status_option
+@click.option("--since", "received", callback=read_since, help="Received since: 30m, 2h, 3d, or a date or time.")
 @click.option("--limit", type=click.IntRange(1, MOST), default=20, show_default=True, help="How many at most.")
 @click.option("--json", "as_text", is_flag=True, help="As JSON, for programs.")
 @click.option("--body", "body_only", is_flag=True, help="With an ID: only the body, byte for byte.")
 def deliveries(
     id: int | None,
+    app: str,
     source: str | None,
     event: str | None,
     disposition: str | None,
@@ -61,6 +55,8 @@ def deliveries(
     settings = Settings.load()
     if id is None and body_only:
         raise click.UsageError("--body goes with the ID of a delivery")
+    if id is not None and (source or event or disposition or received):
+        raise click.UsageError("filters go without an ID")
     if id is None:
         wanted = Filter(
             source=source,
@@ -69,13 +65,22 @@ def deliveries(
             since=received,
             limit=limit,
         )
-        rows = run(_listed(settings, wanted))
+
+        async def question(tx: Transaction) -> list[dict[str, Any]]:
+            rows = await listed(tx, wanted)
+            if not rows:
+                await doubt(tx, Names(source=source, event=event))
+            return rows
+
+        rows = ask(settings, question)
         if as_text:
             click.echo(json.dumps([as_json(row) for row in rows], indent=2))
         else:
             _print_list(rows)
+            if len(rows) == limit:
+                click.echo(f"the newest {limit}; --limit shows more", err=True)
         return
-    row = run(_one(settings, id))
+    row = ask(settings, lambda tx: one(tx, id))
     if row is None:
         raise click.ClickException(f"there is no delivery {id}")
     if body_only and row["body"] is None:
@@ -86,20 +91,6 @@ def deliveries(
         click.echo(json.dumps(as_json(row), indent=2))
     else:
         _print_one(row)
-
-
-async def _listed(settings: Settings, wanted: Filter) -> list[dict[str, Any]]:
-    async with connected(settings) as connection:
-        await require_current(connection, schema=settings.schema_name)
-        async with transaction(connection) as tx:
-            return await listed(tx, wanted)
-
-
-async def _one(settings: Settings, id: int) -> dict[str, Any] | None:
-    async with connected(settings) as connection:
-        await require_current(connection, schema=settings.schema_name)
-        async with transaction(connection) as tx:
-            return await one(tx, id)
 
 
 def _print_list(rows: list[dict[str, Any]]) -> None:

@@ -13,8 +13,9 @@ from typing import Any, BinaryIO
 import click
 
 from webhooks.cli.app import app_option, examples, run
+from webhooks.cli.naming import doubt
 from webhooks.cli.replayed import looking
-from webhooks.cli.selecting import pooled, select_options, selection
+from webhooks.cli.selecting import is_everything, names, pooled, select_options, selection
 from webhooks.errors import ConfigurationError
 from webhooks.loading import load_consumer
 from webhooks.replay import Export, Redaction
@@ -42,6 +43,7 @@ def _read_redaction(ctx: click.Context, param: click.Parameter, value: tuple[str
 )
 @select_options
 @app_option
+@click.option("--all", "everything", is_flag=True, help="Every delivery, as without a filter.")
 @click.option(
     "--redact",
     "redaction",
@@ -51,13 +53,15 @@ def _read_redaction(ctx: click.Context, param: click.Parameter, value: tuple[str
     help="Take out header:NAME, or the values of a path such as $.sender.login; may be given several times.",
 )
 @click.option("--output", type=click.Path(dir_okay=False, path_type=Path), help="Into this file, once it is whole.")
-def export(app: str, redaction: Redaction, output: Path | None, **filters: Any) -> None:
+def export(app: str, everything: bool, redaction: Redaction, output: Path | None, **filters: Any) -> None:
     """Write received deliveries as lines of JSON, byte for byte, for `webhooks replay --file`.
 
     Those are the requests as they came in, whatever became of them; an event that was split off stands for its request,
     and a replay for what it repeats. A body with something taken out is written anew, and its signature left out. The
     exit code is 1 when a delivery had to be left out.
     """
+    if everything and not is_everything(filters):
+        raise click.UsageError("--all goes without a filter")
     settings, which = Settings.load(), selection(filters)
     # Without a look into bodies nothing of the consumer is needed.
     sources = load_consumer(app).sources if redaction or which.where_json else {}
@@ -68,9 +72,15 @@ def export(app: str, redaction: Redaction, output: Path | None, **filters: Any) 
     if len(done.left_out) > MOST_LEFT_OUT:
         click.echo(f"… and {len(done.left_out) - MOST_LEFT_OUT} more", err=True)
     if redaction:
-        click.echo(f"taken out of {done.redacted:,} of {done.lines:,} deliveries", err=True)
+        click.echo(
+            f"{_counted(done.values, 'value')} and {_counted(done.headers, 'header line')} taken out, "
+            f"of {done.redacted:,} of {_counted(done.lines, 'delivery', 'deliveries')}",
+            err=True,
+        )
     if output is not None:
-        click.echo(f"{done.lines:,} {'delivery' if done.lines == 1 else 'deliveries'} in {output}", err=True)
+        click.echo(f"{_counted(done.lines, 'delivery', 'deliveries')} in {output}", err=True)
+    elif not done.lines:
+        click.echo("no deliveries", err=True)
     if done.left_out:
         raise click.exceptions.Exit(1)
 
@@ -87,7 +97,15 @@ async def _export(
             await asyncio.to_thread(file.write, line)
 
         with looking("exporting") as seen:
-            return await exported(pool, sources, scope, redaction, write, seen)
+            done = await exported(pool, sources, scope, redaction, write, seen)
+        if not done.lines and not done.left_out:
+            async with pool.transaction() as tx:
+                await doubt(tx, names(which))
+        return done
+
+
+def _counted(count: int, one: str, several: str | None = None) -> str:
+    return f"{count:,} {one if count == 1 else several or one + 's'}"
 
 
 @contextmanager

@@ -3,51 +3,36 @@
 from __future__ import annotations
 
 import json
+import sys
 from dataclasses import asdict
-from typing import Any, NoReturn
+from typing import NoReturn
 
 import click
 from rich.table import Table
 from rich.text import Text
 
-from webhooks.cli.app import app_option, console, examples, printable, run
-from webhooks.errors import ConfigurationError, ProviderError
-from webhooks.hooks import Hook, Target, events_for, hooks_at, parsed, record, source_of
+from webhooks.cli.app import app_option, console, examples, run
+from webhooks.cli.saying import in_line, say
+from webhooks.cli.targets import PLACE, TARGET, events_of
+from webhooks.errors import ConfigurationError
+from webhooks.hooks import Hook, Target, hooks_at, source_of
 from webhooks.hooks.github import GitHubHooks
-from webhooks.hooks.left_behind import Entry, forget, recorded
+from webhooks.hooks.lasting import forget_lasting, ids_here, made_here, make_lasting, sends_to
 from webhooks.hooks.shortcut import BY_HAND, ShortcutHooks
-from webhooks.hooks.target import same_address
 from webhooks.loading import load_consumer
 from webhooks.sending import target as delivery_url
 from webhooks.settings import Settings
-from webhooks.signatures import check_secret, new_secret
-from webhooks.source_secrets import secret_variable, secrets_for
+from webhooks.source_secrets import secret_variable
 from webhooks.sources import Source
 
 
-class TargetType(click.ParamType[Target]):
-    """`github:OWNER/REPO[,events=…]` or `shortcut`."""
-
-    name = "target"
-
-    def convert(self, value: Any, param: click.Parameter | None, ctx: click.Context | None) -> Target:
-        if isinstance(value, Target):
-            return value
-        try:
-            return parsed(value)
-        except ValueError as error:
-            self.fail(str(error), param, ctx)
-
-
-TARGET = TargetType()
-
-
 @click.group(
+    no_args_is_help=False,
     epilog=examples(
         "webhooks hooks list github:acme/shop",
         "webhooks hooks create github:acme/shop,events=issues,pull_request --url https://hooks.example.com",
         "webhooks hooks delete shortcut 5f0c7a5e-0001 --yes",
-    )
+    ),
 )
 def hooks() -> None:
     """List, make and remove hooks at GitHub and Shortcut.
@@ -58,7 +43,7 @@ def hooks() -> None:
 
 
 @hooks.command("list")
-@click.argument("target", type=TARGET)
+@click.argument("target", type=PLACE)
 @click.option("--json", "as_text", is_flag=True, help="As JSON, for programs.")
 def list_(target: Target, as_text: bool) -> None:
     """List the hooks of a repository, or those of Shortcut that were made from here.
@@ -78,10 +63,8 @@ def list_(target: Target, as_text: bool) -> None:
         table.add_column(name, overflow="fold")
     for hook in found:
         state = Text("active") if hook.active else Text("off", style="red")
-        events = ", ".join(hook.events)
-        table.add_row(
-            *(printable(text or "") for text in (hook.id, hook.url, events)), state, printable(hook.last or "")
-        )
+        told = (in_line(text or "") for text in (hook.id, hook.url, events_of(hook)))
+        table.add_row(*told, state, in_line(hook.last or ""))
     console().print(table)
 
 
@@ -91,7 +74,7 @@ async def _listed(settings: Settings, target: Target) -> list[Hook]:
             return await provider.listed()
         assert isinstance(provider, ShortcutHooks)
         found: list[Hook] = []
-        for entry in _made_here(settings, target):
+        for entry in made_here(settings, target):
             hook = await provider.one(entry.id) if entry.id else None
             if hook is not None:
                 found.append(hook)
@@ -104,37 +87,35 @@ async def _listed(settings: Settings, target: Target) -> list[Hook]:
     "--url", required=True, metavar="BASE", help="The receiver's public address; /webhooks/{source} is added."
 )
 @click.option("--source", help="Which of several sources of the provider the deliveries are for.")
+@click.option("--new-secret", is_flag=True, help="Give a hook that is there already a new secret, where none is set.")
 @app_option
 @click.option("--json", "as_text", is_flag=True, help="As JSON, for programs.")
-def create(target: Target, url: str, source: str | None, app: str, as_text: bool) -> None:
+def create(target: Target, url: str, source: str | None, new_secret: bool, app: str, as_text: bool) -> None:
     """Make a hook that lasts; one that sends to the same address already is changed instead.
 
     It signs with the first secret of WEBHOOKS_SECRET_<SOURCE>. Without one a secret is made and shown, once: the
-    receiver needs it. Without events= a hook of GitHub sends the events that the consumer has handlers for.
+    receiver needs it. Without events= a hook of GitHub sends the events that the consumer has handlers for; with it,
+    one that is there already sends these from now on, and no others.
     """
     settings = Settings.load()
     sender = source_of(target, load_consumer(app), source)
-    secret, is_new = _secret(sender)
-    hook, changed = run(_created(settings, target, sender, _address(url, sender), secret))
+    made = run(make_lasting(settings, target, sender, _address(url, sender), renew=new_secret))
+    hook, before = made.hook, made.before
     if as_text:
-        said = {**asdict(hook), "changed": changed, "secret": secret if is_new else None}
-        click.echo(json.dumps(said, indent=2))
+        secret = made.secret if made.is_new else None
+        click.echo(json.dumps({**asdict(hook), "changed": before is not None, "secret": secret}, indent=2))
         return
-    click.echo(f"{'changed' if changed else 'made'} the hook {hook.id or '(Shortcut does not say which)'} at {target}")
-    click.echo(f"  sends {', '.join(hook.events)} to {hook.url}")
-    if is_new:
-        click.echo(f"  start the receiver with {secret_variable(sender.name)}={secret}")
+    say(f"{'made' if before is None else 'changed'} the hook {hook.id or '(Shortcut does not say which)'} at {target}")
+    earlier = "" if before is None or before.events == hook.events else f"; it sent {events_of(before)} before"
+    say(f"  it sends {events_of(hook)} to {hook.url}{earlier}")
+    if made.is_new:
+        again = "" if before is None else "; what it signed with before is of no use any more"
+        say(f"  it signs with a new secret, which is shown only now{again}")
+        say(f"  start the receiver with {secret_variable(sender.name)}={made.secret}")
     else:
-        click.echo(f"  signs with the secret of {secret_variable(sender.name)}")
+        say(f"  it signs with the secret of {secret_variable(sender.name)}")
     if hook.id is None:
         click.echo(f"  it can be removed by hand only: {BY_HAND}", err=True)
-
-
-def _secret(source: Source) -> tuple[str, bool]:
-    for secret in secrets_for(source.name):
-        check_secret(source.recipe, secret)
-        return secret, False
-    return new_secret(source.recipe), True
 
 
 def _address(url: str, source: Source) -> str:
@@ -142,78 +123,50 @@ def _address(url: str, source: Source) -> str:
     return delivery_url(url.rstrip("/").removesuffix(suffix), source.name)
 
 
-async def _created(settings: Settings, target: Target, source: Source, url: str, secret: str) -> tuple[Hook, bool]:
-    events = events_for(target, source)
-    async with hooks_at(settings, target) as provider:
-        existing = next(iter(await provider.at(url)), None)
-        id = existing.id if existing is not None else _id_here(settings, target, url)
-        if isinstance(provider, ShortcutHooks):
-            return await _created_at_shortcut(settings, provider, source, url, secret, id)
-        if id is not None:
-            changed = await provider.change(id, url, secret, events, replace=bool(target.events))
-            if changed is not None:
-                return _lasting(settings, target, source, url, changed), True
-        return _lasting(settings, target, source, url, await provider.create(url, secret, events)), False
-
-
-def _lasting(settings: Settings, target: Target, source: Source, url: str, hook: Hook) -> Hook:
-    """Put a hook on record as one that stays, so that none takes it for what a killed tunnel left behind."""
-    if hook.id is not None:
-        _forget(settings, target, hook.id)
-        with record(settings.home, Target(target.provider, target.repository), source.name, url) as kept:
-            kept.note("lasting", hook.id)
-    return hook
-
-
-async def _created_at_shortcut(
-    settings: Settings, provider: ShortcutHooks, source: Source, url: str, secret: str, id: str | None
-) -> tuple[Hook, bool]:
-    """Make a hook, and keep its id: there is no other way to find it again."""
-    with record(settings.home, Target("shortcut"), source.name, url) as kept:
-        if id is not None:
-            await provider.remove(id)
-            _forget(settings, Target("shortcut"), id)
-        kept.note("asked")
-        try:
-            hook = await provider.create(url, secret, ())
-        except ProviderError as error:
-            if error.status is not None and error.status < 500:
-                kept.remove()
-            raise
-        if hook.id is not None:
-            kept.note("lasting", hook.id)
-        else:
-            kept.remove()
-    return hook, id is not None
-
-
 @hooks.command()
-@click.argument("target", type=TARGET)
+@click.argument("target", type=PLACE)
 @click.argument("which", metavar="ID_OR_URL")
 @click.option("--yes", is_flag=True, help="Do not ask.")
 def delete(target: Target, which: str, yes: bool) -> None:
-    """Remove a hook, by its id or by the address it sends to."""
+    """Remove a hook, by its id or by the address it sends to, with or without /webhooks/{source}."""
     settings = Settings.load()
     hook = run(_found(settings, target, which))
-    if not yes:
-        sends = f", which sends to {printable(hook.url)}" if hook.url else ""
-        click.confirm(f"Remove the hook {hook.id} at {target}{sends}?", abort=True)
+    if not yes and not _agreed(target, hook):
+        raise click.ClickException(f"nothing was removed: the hook {hook.id} stays at {target}")
     there = run(_removed(settings, target, str(hook.id)))
-    click.echo(f"removed the hook {hook.id} at {target}" if there else f"the hook {hook.id} was gone already")
+    say(f"removed the hook {hook.id} at {target}" if there else f"the hook {hook.id} was gone already")
+
+
+def _agreed(target: Target, hook: Hook) -> bool:
+    """Ask a person.
+
+    Raises:
+        click.UsageError: there is nobody to ask.
+    """
+    sends = f", which sends to {hook.url}" if hook.url else ""
+    try:
+        return click.confirm(in_line(f"Remove the hook {hook.id} at {target}{sends}?"))
+    except click.Abort:
+        if sys.stdin.isatty():  # Ctrl-C
+            raise
+        raise click.UsageError("there is nobody to ask: --yes removes it without a question") from None
 
 
 async def _found(settings: Settings, target: Target, which: str) -> Hook:
     async with hooks_at(settings, target) as provider:
         if isinstance(provider, GitHubHooks):
-            fitting = [hook for hook in await provider.listed() if hook.id == which or same_address(hook.url, which)]
+            fitting = [hook for hook in await provider.listed() if hook.id == which or sends_to(hook.url, which)]
             if len(fitting) != 1:
                 _not_one(target, which, len(fitting))
             return fitting[0]
         assert isinstance(provider, ShortcutHooks)
-        id = _id_here(settings, target, which) or which
+        ids = ids_here(settings, target, which)
+        if len(ids) > 1:
+            _not_one(target, which, len(ids))
+        id = ids[0] if ids else which
         hook = await provider.one(id) if "/" not in id else None
         if hook is None:
-            _forget(settings, target, id)
+            forget_lasting(settings, target, id)
             _not_one(target, which, 0)
         return hook
 
@@ -228,24 +181,5 @@ def _not_one(target: Target, which: str, count: int) -> NoReturn:
 async def _removed(settings: Settings, target: Target, id: str) -> bool:
     async with hooks_at(settings, target) as provider:
         there = await provider.remove(id)
-    _forget(settings, target, id)
+    forget_lasting(settings, target, id)
     return there
-
-
-def _made_here(settings: Settings, target: Target) -> list[Entry]:
-    where = (target.provider, target.repository)
-    return [entry for entry in recorded(settings.home) if (entry.target.provider, entry.target.repository) == where]
-
-
-def _id_here(settings: Settings, target: Target, url: str) -> str | None:
-    """Return the id of a hook of Shortcut's that was made from here for an address."""
-    if target.provider != "shortcut":
-        return None
-    entries = [entry for entry in _made_here(settings, target) if same_address(entry.url, url)]
-    return next((entry.id for entry in entries if entry.state == "lasting"), None)
-
-
-def _forget(settings: Settings, target: Target, id: str) -> None:
-    for entry in _made_here(settings, target):
-        if entry.id == id and entry.state == "lasting":
-            forget(entry)

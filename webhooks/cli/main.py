@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import logging
 import os
 import sys
@@ -10,7 +11,7 @@ from typing import Any, NoReturn
 import click
 import psycopg
 
-from webhooks.cli.app import app_of_context, app_option, examples, told
+from webhooks.cli.app import app_of_context, app_option, examples, printable, told
 from webhooks.cli.deliveries import deliveries
 from webhooks.cli.escalations import escalations, resolve, retry
 from webhooks.cli.export import export
@@ -26,9 +27,12 @@ from webhooks.cli.trigger import trigger
 from webhooks.cli.tunnel import tunnel
 from webhooks.cli.verify import verify
 from webhooks.cli.why import why
-from webhooks.errors import ConfigurationError, WebhooksError
+from webhooks.errors import ConfigurationError, UnknownName, WebhooksError
 from webhooks.loading import load_consumer
 from webhooks.observe import configure_logging
+
+OUTPUT_CLOSED = 141
+"""The exit code where whoever read our output has seen enough: as of a program that SIGPIPE ended."""
 
 
 class Commands(click.Group):
@@ -49,6 +53,20 @@ class Commands(click.Group):
                 message = f"{error.format_message()} ({ctx.meta['webhooks.app']})"
                 raise click.UsageError(message, error.ctx) from None
             raise
+
+    def invoke(self, ctx: click.Context) -> Any:
+        try:
+            result = super().invoke(ctx)
+            sys.stdout.flush()
+        except BrokenPipeError:
+            _drop_the_rest()
+            raise click.exceptions.Exit(OUTPUT_CLOSED) from None
+        except OSError as error:
+            if error.errno != errno.ENOSPC:
+                raise
+            _drop_the_rest()
+            raise click.ClickException("no space is left on the disk: what was written is not whole") from None
+        return result
 
     def format_epilog(self, ctx: click.Context, formatter: click.HelpFormatter) -> None:
         super().format_epilog(ctx, formatter)
@@ -101,17 +119,20 @@ def main() -> None:
         _fail(f"{error.format_message()} (see {named} --help)", error.exit_code)
     except click.ClickException as error:
         _fail(error.format_message(), error.exit_code)
+    except UnknownName as error:
+        _fail(told(error), 2)
     except (WebhooksError, psycopg.Error) as error:
         _fail(told(error), 1)
     except (click.Abort, KeyboardInterrupt):
         sys.exit(130)
-    except BrokenPipeError:
-        # Whoever read our output has seen enough. Python would complain at exit when it flushes the rest.
-        os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
-        sys.exit(1)
     sys.exit(code if isinstance(code, int) else 0)
 
 
+def _drop_the_rest() -> None:
+    """Let Python flush at exit what nobody takes, so that it does not complain."""
+    os.dup2(os.open(os.devnull, os.O_WRONLY), sys.stdout.fileno())
+
+
 def _fail(message: str, code: int) -> NoReturn:
-    click.echo(f"webhooks: {message}", err=True)
+    click.echo(printable(f"webhooks: {message}"), err=True)
     sys.exit(code)

@@ -15,6 +15,7 @@ import httpx
 from webhooks.errors import Unavailable
 from webhooks.samples.faults import Sending, pieces
 from webhooks.sources.reading import is_object
+from webhooks.tunnel.reasons import why
 
 TIMEOUT_S = 15
 CUT_WITHIN_S = 5
@@ -38,9 +39,15 @@ class Answer:
 
 
 async def post(
-    target: str, sendings: Sequence[Sending], at_once: int, progress: Callable[[], None] = lambda: None
+    target: str, sendings: Sequence[Sending], at_once: int, answered: Callable[[int, Answer], None] | None = None
 ) -> list[Answer]:
     """Post deliveries in their order, so many at once, and return the answers in the same order.
+
+    Args:
+        target: where.
+        sendings: what.
+        at_once: how many at a time.
+        answered: called with each answer as it comes, and its place: what came is known though the rest never does.
 
     Raises:
         Unavailable: nobody answers there.
@@ -48,18 +55,19 @@ async def post(
     turn = asyncio.Semaphore(at_once)
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
 
-    async def one(http: httpx.AsyncClient, sending: Sending) -> Answer:
+    async def one(http: httpx.AsyncClient, place: int, sending: Sending) -> Answer:
         async with turn:
             try:
                 answer = await (_cut(target, sending) if sending.wire == "truncated" else _post(http, target, sending))
             except (httpx.TransportError, httpx.InvalidURL, OSError) as error:
                 _nobody(target, error)
-        progress()
+        if answered is not None:
+            answered(place, answer)
         return answer
 
     # The receiver is on this machine: a proxy of the environment is not for it.
     async with httpx.AsyncClient(timeout=TIMEOUT_S, limits=limits, trust_env=False) as http:
-        tasks = [asyncio.create_task(one(http, sending)) for sending in sendings]
+        tasks = [asyncio.create_task(one(http, place, sending)) for place, sending in enumerate(sendings)]
         try:
             return list(await asyncio.gather(*tasks))
         finally:
@@ -126,6 +134,5 @@ def _answer(sending: Sending, status: int, content: bytes) -> Answer:
 
 def _nobody(target: str, error: Exception) -> NoReturn:
     raise Unavailable(
-        f"no answer from {target}: {str(error) or type(error).__name__}; is webhooks serve running? "
-        "--url names another receiver"
+        f"no answer from {target}: {why(error)}; is webhooks serve running? --url names another receiver"
     ) from error

@@ -6,6 +6,7 @@ import json
 import sys
 from collections.abc import Callable, Generator
 from contextlib import contextmanager
+from dataclasses import replace
 from datetime import datetime
 
 import click
@@ -29,7 +30,8 @@ NAMES: dict[Kind, str] = {
     "notifications": "notifications that were sent",
     "runs": "heartbeat runs",
 }
-CHOICES = [kind for kind in KINDS if kind not in ("notifications", "runs")]
+AGE_WITH_ATTEMPTS: tuple[Kind, ...] = ("notifications", "runs")
+CHOICES = [kind for kind in KINDS if kind not in AGE_WITH_ATTEMPTS]
 
 
 @click.command(
@@ -55,11 +57,17 @@ def prune(app: str, yes: bool, kinds: tuple[Kind, ...], as_text: bool) -> None:
     settings, consumer = Settings.load(), load_consumer(app)
     ages = Ages.of(settings, consumer.sources)
     if kinds:
-        ages = ages.only(kinds)
+        ages = replace(ages.only(kinds), notes=ages.notes if "keys" in kinds else ())
     with _progress(dry=not yes) as progress:
         report = run(_pruned(settings, consumer, ages, yes=yes, progress=progress))
+    if kinds:
+        asked = {*kinds, *(AGE_WITH_ATTEMPTS if "attempts" in kinds else ())}
+        report.lines = {kind: line for kind, line in report.lines.items() if kind in asked}
     if as_text:
-        click.echo(json.dumps(as_json(report), indent=2))
+        told_of = as_json(report)
+        if kinds and "keys" not in kinds:
+            del told_of["keep_keys"]
+        click.echo(json.dumps(told_of, indent=2))
     else:
         _print(report)
 

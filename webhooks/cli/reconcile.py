@@ -16,6 +16,7 @@ from webhooks.cli.app import app_of_context, app_option, examples, run
 from webhooks.cli.asking import read_since
 from webhooks.cli.reconciled import github_json, print_github, print_shortcut, shortcut_json
 from webhooks.db import transaction
+from webhooks.errors import ConfigurationError, UnknownName
 from webhooks.loading import load_consumer
 from webhooks.migrate import require_current
 from webhooks.provider_api import github_client, shortcut_client
@@ -28,7 +29,7 @@ from webhooks.reconcile.redelivering import Outcome, redeliver
 from webhooks.reconcile.targets import Target, organization, repository
 from webhooks.serve.database import connected
 from webhooks.settings import Settings, duration
-from webhooks.sources import GitHub, Shortcut
+from webhooks.sources import GitHub, Shortcut, Source
 
 T = TypeVar("T")
 
@@ -95,7 +96,7 @@ def github(
     """
     target = _target(repo, org, as_app=as_app, hook=hook)
     settings = Settings.load()
-    ours = source_of(load_consumer(app_of_context()), GitHub, source)
+    ours = _source(GitHub, source)
 
     async def work(begin: Begin, tell: Tell) -> tuple[with_github.Comparison, dict[str, Outcome]]:
         auth = app_auth(settings) if target.kind == "app" else None
@@ -143,7 +144,7 @@ def shortcut(
     reconcile.
     """
     settings = Settings.load()
-    ours = source_of(load_consumer(app_of_context()), Shortcut, source)
+    ours = _source(Shortcut, source)
 
     async def work(begin: Begin, tell: Tell) -> tuple[with_shortcut.Comparison, dict[str, int]]:
         async with shortcut_client(settings) as client:
@@ -157,6 +158,16 @@ def shortcut(
         print_shortcut(comparison, accepted, everything=everything, took=take)
     if comparison.missing and not take:
         raise click.exceptions.Exit(SOMETHING_IS_MISSING)
+
+
+def _source(kind: type[Source], name: str | None) -> Source:
+    consumer = load_consumer(app_of_context())
+    try:
+        return source_of(consumer, kind, name)
+    except ConfigurationError as error:
+        if name is None:
+            raise
+        raise UnknownName(str(error)) from None  # as in a filter of any other command
 
 
 def _target(repo: str | None, org: str | None, *, as_app: bool, hook: int | None) -> Target:

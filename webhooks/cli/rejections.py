@@ -10,29 +10,29 @@ from typing import Any, TypeVar
 
 import click
 from rich.table import Table
-from rich.text import Text
 
 from webhooks import rejections as kept
 from webhooks import reverify as again
 from webhooks.cli.app import app_option, console, examples, printable, run
-from webhooks.cli.asking import ask, read_since, time_of
+from webhooks.cli.asking import Id, ask, read_since, time_of
+from webhooks.cli.naming import doubt
+from webhooks.cli.refused import plain, print_rejection, print_verdicts
+from webhooks.consumer import Consumer
 from webhooks.db import Transaction, transaction
-from webhooks.deliveries import as_json, readable
-from webhooks.errors import ConfigurationError
+from webhooks.deliveries import as_json
 from webhooks.explanation import explained, known
 from webhooks.loading import load_consumer
 from webhooks.migrate import require_current
 from webhooks.rejections import Filter
-from webhooks.reverify import OUTCOMES, Verdict
+from webhooks.reverify import Verdict
+from webhooks.selection import Names
 from webhooks.serve.database import connected
 from webhooks.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
 Since = datetime | timedelta | None
 
-MOST_LINES = 200
-ID = click.IntRange(1, 2**63 - 1)
-COLOURS = {"accepted": "green", "rearmed": "green", "refused": "red"}
+ID = Id("rejections list")
 
 
 def _filters(function: F) -> F:
@@ -85,7 +85,10 @@ def rejections(
     wanted = Filter(source=source, cause=cause, since=since, limit=limit)
 
     async def question(tx: Transaction) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-        return [(kind, await kept.one(tx, kind["example"])) for kind in await kept.kinds(tx, wanted)]
+        kinds = await kept.kinds(tx, wanted)
+        if not kinds:
+            await _doubt(tx, wanted, consumer)
+        return [(kind, await kept.one(tx, kind["example"])) for kind in kinds]
 
     found = ask(settings, question)
     hinted = [(kind, [] if row is None else explained(row, consumer.sources, secrets)) for kind, row in found]
@@ -114,15 +117,23 @@ def _state(kind: dict[str, Any], told: list[str]) -> str:
     return "; ".join(told)
 
 
+async def _doubt(tx: Transaction, wanted: Filter, consumer: Consumer | None = None) -> None:
+    await doubt(tx, Names(source=wanted.source, cause=wanted.cause), consumer)
+
+
 @rejections.command("list", epilog=examples("webhooks rejections list --source github --since 2h"))
+@app_option
 @_filters
 @_limit
-def list_(source: str | None, cause: str | None, since: Since, limit: int, as_text: bool) -> None:
+def list_(app: str, source: str | None, cause: str | None, since: Since, limit: int, as_text: bool) -> None:
     """List refused requests one by one, the newest first."""
     wanted = Filter(source=source, cause=cause, since=since, limit=limit)
 
     async def question(tx: Transaction) -> list[dict[str, Any]]:
-        return await kept.listed(tx, wanted)
+        rows = await kept.listed(tx, wanted)
+        if not rows:
+            await _doubt(tx, wanted)
+        return rows
 
     rows = ask(Settings.load(), question)
     if as_text:
@@ -169,37 +180,7 @@ def show(id: int, app: str, as_text: bool, body_only: bool) -> None:
     if as_text:
         click.echo(json.dumps({**as_json(row), "hints": told}, indent=2))
     else:
-        _print_one(row, told)
-
-
-def _print_one(row: dict[str, Any], told: list[str]) -> None:
-    facts = {
-        "rejection": row["id"],
-        "source": row["source"],
-        "cause": row["cause"],
-        "received": time_of(row["received_at"]),
-        "times": f"{row['times']}, last {time_of(row['last_at'])}" if row["times"] > 1 else None,
-        "accepted": f"{time_of(row['accepted_at'])}, as delivery {row['delivery']}" if row["delivery"] else None,
-        "sha256": row["body_sha256"],
-    }
-    for name, fact in facts.items():
-        if fact is not None:
-            click.echo(f"{name:>12}  {printable(str(fact))}")
-    click.echo("\nwhy")
-    for sentence in told:
-        click.echo(f"  {printable(sentence)}")
-    click.echo("\nheaders")
-    for name, value in row["headers"]:
-        click.echo(f"  {printable(name)}: {printable(value)}")
-    if row["body"] is None:
-        click.echo(f"\nbody, {row['body_bytes']} bytes, not kept")
-        return
-    click.echo(f"\nbody, {row['body_bytes']} bytes")
-    lines = printable(readable(row["headers"], row["body"])).splitlines()
-    for line in lines[:MOST_LINES]:
-        click.echo(f"  {line}")
-    if len(lines) > MOST_LINES:
-        click.echo(f"  … {len(lines) - MOST_LINES} more lines: webhooks rejections show {row['id']} --body")
+        print_rejection(row, told)
 
 
 @rejections.command(
@@ -235,9 +216,9 @@ def reverify(
     wanted = Filter(source=source, cause=cause, since=since)
     verdicts = run(_reverified(settings, app, wanted, ids, ignore_age=ignore_age, dry=not yes))
     if as_text:
-        click.echo(json.dumps({"dry": not yes, "rejections": [_plain(verdict) for verdict in verdicts]}, indent=2))
+        click.echo(json.dumps({"dry": not yes, "rejections": [plain(verdict) for verdict in verdicts]}, indent=2))
     else:
-        _print_verdicts(verdicts, dry=not yes)
+        print_verdicts(verdicts, dry=not yes)
     if any(verdict.outcome == "refused" for verdict in verdicts):
         raise click.exceptions.Exit(1)
 
@@ -246,49 +227,20 @@ async def _reverified(
     settings: Settings, app: str, wanted: Filter, ids: tuple[int, ...], *, ignore_age: bool, dry: bool
 ) -> list[Verdict]:
     consumer = load_consumer(app)
-    if wanted.source is not None and wanted.source.lower() not in consumer.sources:
-        raise ConfigurationError(
-            f"there is no source {wanted.source!r}; there are: {', '.join(consumer.sources) or 'none'}"
-        )
     secrets = known(consumer.sources, settings.home).in_force
     verdicts: list[Verdict] = []
     async with connected(settings) as connection:
         await require_current(connection, schema=settings.schema_name)
         async with transaction(connection) as tx:
             found = await again.candidates(tx, wanted, ids or None)
+            if not found:
+                await _doubt(tx, wanted, consumer)
+            for id in {*ids}.difference(found):
+                row = await kept.one(tx, id)
+                if row is not None and row["delivery"] is not None:
+                    click.echo(f"rejection {id} was accepted already, as delivery {row['delivery']}", err=True)
         for start in range(0, len(found), again.AT_ONCE):
             async with transaction(connection) as tx:
                 some = found[start : start + again.AT_ONCE]
                 verdicts += await again.reverify(tx, consumer, secrets, some, ignore_age=ignore_age, dry=dry)
     return verdicts
-
-
-def _print_verdicts(verdicts: list[Verdict], *, dry: bool) -> None:
-    if not verdicts:
-        click.echo("there is nothing refused that was not accepted since")
-        return
-    table = Table("id", "source", "refused for", "now", "delivery", "", box=None, pad_edge=False)
-    for verdict in verdicts:
-        table.add_row(
-            str(verdict.id),
-            verdict.source,
-            printable(verdict.cause),
-            Text(verdict.outcome, COLOURS.get(verdict.outcome, "")),
-            "" if verdict.delivery is None else str(verdict.delivery),
-            printable(verdict.told),
-        )
-    console().print(table)
-    counts = {outcome: sum(verdict.outcome == outcome for verdict in verdicts) for outcome in OUTCOMES}
-    told = ", ".join(f"{count} {outcome}" for outcome, count in counts.items() if count)
-    click.echo(f"{told}; nothing was done yet: do it with --yes" if dry else told)
-
-
-def _plain(verdict: Verdict) -> dict[str, object]:
-    return {
-        "id": verdict.id,
-        "source": verdict.source,
-        "cause": verdict.cause,
-        "outcome": verdict.outcome,
-        "delivery": verdict.delivery,
-        "told": verdict.told,
-    }

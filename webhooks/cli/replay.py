@@ -74,7 +74,7 @@ def replay(
 
     More than one are only shown, until you say --yes. The exit code is 0 when every one was done, 1 when some were not
     (refused, failed, pruned, or being applied just now) or it ended early, and 130 when it was interrupted. What ended
-    early says how to go on.
+    early says how to go on. A file is left where it cannot be read, and a dry run exits with 1 as well.
     """
     _check(everything, how, file, to, filters, resign=resign, yes=yes, dry=dry)
     wanted = Wanted(
@@ -96,14 +96,16 @@ def replay(
         click.echo(json.dumps({"report" if isinstance(done, Report) else "plan": done.as_json()}, indent=2))
     elif isinstance(done, Plan):
         print_plan(done, lambda group: would(group, how=wanted.how, to=to))
-        _ask(done.total)
+        _ask(done.total, dry=dry)
     elif isinstance(done, Weighed):
         print_weighed(done, to)
-        _ask(done.total)
+        _ask(done.total - len(done.broken), dry=dry)
     else:
         print_report(done)
     if isinstance(done, Report):
         _end(done, wanted)
+    if isinstance(done, Weighed) and done.broken:
+        raise click.exceptions.Exit(1)
 
 
 def _check(
@@ -135,8 +137,9 @@ def _check(
         raise click.UsageError("--yes and --dry-run exclude each other")
 
 
-def _ask(total: int) -> None:
-    ending = "; do it with --yes" if total else ""
+def _ask(total: int, *, dry: bool) -> None:
+    how = ("without --dry-run" if total == 1 else "with --yes instead of --dry-run") if dry else "with --yes"
+    ending = f"; do it {how}" if total else ""
     click.echo(f"\n{total:,} {'delivery' if total == 1 else 'deliveries'}, and nothing was done{ending}")
 
 
@@ -147,11 +150,28 @@ def _end(report: Report, wanted: Wanted) -> None:
     if report.causes.get("bad_signature") and not wanted.resign:
         click.echo("signed with another secret than the receiver's: --resign signs anew, with the one here", err=True)
     if report.stopped is not None:
-        go_on = f"--after {report.after}" + (f" --up-to {report.upto}" if report.upto is not None else "")
-        if wanted.selection.limit is not None:
-            go_on += f" --limit {max(wanted.selection.limit - report.total, 1)}"
-        click.echo(printable(f"{report.stopped}; go on with the same command and {go_on}"), err=True)
+        click.echo(printable(f"{report.stopped}; {_how_to_go_on(report, wanted)}"), err=True)
     if report.stopped == INTERRUPTED:
         raise click.exceptions.Exit(130)
     if not report.well:
         raise click.exceptions.Exit(1)
+
+
+def _how_to_go_on(report: Report, wanted: Wanted) -> str:
+    which, done = wanted.selection, report.total - report.broken
+    options: list[str] = []
+    if report.after > which.after and report.total:
+        options.append(f"--after {report.after}")
+    if report.upto is not None and not which.ids:  # what has arrived since was not meant
+        options.append(f"--up-to {report.upto}")
+    if which.limit is not None and report.total:
+        options.append(f"--limit {max(which.limit - report.total, 1)}")
+    on = " ".join(options)
+    if report.broken:
+        before = f"{done:,} before it done, nothing after it" if done else "nothing was done"
+        known = " (what was done is known as a duplicate)" if done else ""
+        # Without --yes there is but one.
+        without = f", or leave it out with {on}" if wanted.yes else ""
+        return f"{before}. Mend the file and run the same command again{known}{without}"
+    nothing = "" if done else "nothing was done: "
+    return f"{nothing}go on with the same command and {on}" if on else f"{nothing}run the same command again"

@@ -53,7 +53,8 @@ def print_plan(plan: Plan, fate: Callable[[Group], str]) -> None:
     table = Table("source", "event", "status", "count", "what would happen", box=None, pad_edge=False)
     table.columns[3].justify = "right"
     for group in plan.groups[:MOST_GROUPS]:
-        event = printable(group.event or "(not known yet)")
+        unknown = "(not known yet)" if group.disposition in ("received", "applying", "parked") else "(not known)"
+        event = printable(group.event or unknown)
         table.add_row(group.source, _short(event), group.disposition, f"{group.count:,}", fate(group))
     if plan.groups:
         console().print(table)
@@ -76,15 +77,21 @@ def print_weighed(weighed: Weighed, to: str | None) -> None:
     """Print the deliveries of a file, counted, with what would become of them."""
     table = Table("source", "event", "count", "what would happen", box=None, pad_edge=False)
     table.columns[2].justify = "right"
-    for fate in weighed.fates[:MOST_GROUPS]:
+    fates = [fate for fate in weighed.fates if fate.result != "failed"]
+    for fate in fates[:MOST_GROUPS]:
         said = f"sent to {to}" if to is not None and fate.result == "accepted" else SAID[fate.result]
         cause = f": {fate.cause}" if fate.cause else ""
         colour = "red" if fate.result in BAD else ""
         told = Text(printable(f"{said}{cause}"), colour)
         table.add_row(printable(fate.source), _short(printable(fate.event or "")), f"{fate.count:,}", told)
-    if weighed.fates:
+    if fates:
         console().print(table)
-    _rest(len(weighed.fates) - MOST_GROUPS)
+    _rest(len(fates) - MOST_GROUPS)
+    if weighed.broken:
+        click.echo(f"\n{len(weighed.broken):,} cannot be read, and a replay ends at the first")
+        for why in weighed.broken[:MOST_CAUSES]:
+            click.echo(printable(f"  {why}"))
+        _rest(len(weighed.broken) - MOST_CAUSES)
     if weighed.total > len(weighed.fates):
         click.echo("\nthe first of them")
         for place, sender, says in weighed.sample:

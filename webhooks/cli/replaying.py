@@ -10,8 +10,9 @@ from pathlib import Path
 from typing import Literal
 
 from webhooks.captures import captures
+from webhooks.cli.naming import doubt
 from webhooks.cli.replayed import looking, reporting
-from webhooks.cli.selecting import pooled, stopped_by_signals
+from webhooks.cli.selecting import names, pooled, stopped_by_signals
 from webhooks.consumer import Consumer
 from webhooks.replay import (
     Again,
@@ -76,6 +77,9 @@ async def from_here(settings: Settings, consumer: Consumer, wanted: Wanted) -> P
         with looking("reading") as seen:
             unit = unit if wanted.to is None else "original"
             plan = await planned(pool, consumer.sources, wanted.selection, unit, seen)
+        if not plan.total:
+            async with pool.transaction() as tx:
+                await doubt(tx, names(wanted.selection), consumer)
         if wanted.dry or (plan.total > 1 and not wanted.yes):
             return plan
         async with stopped_by_signals() as stop:

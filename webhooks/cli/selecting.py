@@ -12,20 +12,17 @@ from typing import Any, TypeVar
 
 import click
 
-from webhooks.cli.asking import read_since
+from webhooks.cli.asking import Id, read_since, status_option
 from webhooks.db import ended
-from webhooks.deliveries import DISPOSITIONS
 from webhooks.errors import ConfigurationError
 from webhooks.migrate import require_current
 from webhooks.pool import Pool
-from webhooks.selection import JsonFilter, Selection
+from webhooks.selection import JsonFilter, Names, Selection
 from webhooks.serve.database import connected
 from webhooks.serve.signals import signals
 from webhooks.settings import Settings
 
 F = TypeVar("F", bound=Callable[..., Any])
-
-ID = click.IntRange(1, 2**63 - 1)
 
 
 def _read_filters(ctx: click.Context, param: click.Parameter, value: tuple[str, ...]) -> tuple[JsonFilter, ...]:
@@ -35,22 +32,23 @@ def _read_filters(ctx: click.Context, param: click.Parameter, value: tuple[str, 
         raise click.BadParameter(str(error), ctx, param) from None
 
 
+def _read_row(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
+    if value is not None and not all(value.partition(":")):
+        raise click.BadParameter(f"{value!r} names no row: write TABLE:KEY, such as patch_sessions:123", ctx, param)
+    return value
+
+
 def select_options(function: F) -> F:
     """Add IDs and filters to a command; `selection` makes of them what they select."""
     for add in reversed(
         (
-            click.argument("ids", metavar="[ID]...", type=ID, nargs=-1),
+            click.argument("ids", metavar="[ID]...", type=Id("deliveries"), nargs=-1),
             click.option("--source", help="Of this source; letter case does not matter."),
             click.option("--event", help="With this in the event's name; letter case does not matter."),
-            click.option(
-                "--status",
-                "disposition",
-                type=click.Choice(DISPOSITIONS, case_sensitive=False),
-                help="With this disposition.",
-            ),
+            status_option,
             click.option("--since", callback=read_since, help="Received since: 30m, 2h, 3d, or a date or time."),
             click.option("--until", callback=read_since, help="Received before that time, or longer ago than that."),
-            click.option("--row", metavar="TABLE:KEY", help="That moved this row, or wait for it."),
+            click.option("--row", metavar="TABLE:KEY", callback=_read_row, help="That moved this row, or wait for it."),
             click.option(
                 "--where-json",
                 multiple=True,
@@ -60,7 +58,7 @@ def select_options(function: F) -> F:
             ),
             click.option("--limit", type=click.IntRange(1), help="The oldest so many at most."),
             click.option("--after", type=click.IntRange(0), default=0, help="Only those after this id, to go on."),
-            click.option("--up-to", "upto", type=ID, help="Only those up to this id."),
+            click.option("--up-to", "upto", type=Id("deliveries"), help="Only those up to this id."),
         )
     ):
         function = add(function)
@@ -84,6 +82,11 @@ def selection(given: Mapping[str, Any]) -> Selection:
         after=given["after"],
         upto=given["upto"],
     )
+
+
+def names(wanted: Selection) -> Names:
+    """Return the names that a selection filters by."""
+    return Names(source=wanted.source, event=wanted.event, row=wanted.row)
 
 
 def is_everything(given: Mapping[str, Any]) -> bool:

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import random
 import sys
-from collections import Counter
 from collections.abc import Callable, Generator, Sequence
 from contextlib import contextmanager
 from pathlib import Path
@@ -14,18 +13,22 @@ from rich.console import Console
 from rich.progress import Progress
 from rich.table import Table
 
-from webhooks.cli.app import app_option, console, examples, printable, run
+from webhooks.cli.answered import fail_if_unexpected, print_answers
+from webhooks.cli.app import app_option, console, examples, run
 from webhooks.cli.asked import Wanted, check, sendings, source_named
+from webhooks.cli.asking import Id
 from webhooks.cli.posting import Answer, post
+from webhooks.cli.saying import say
+from webhooks.errors import Unavailable
 from webhooks.loading import load_consumer
 from webhooks.samples import is_example, names
 from webhooks.samples.faults import BAD, Bad, Sending
+from webhooks.sending import target
 from webhooks.settings import Settings
 from webhooks.sources import Source
 
 RECEIVER = "http://127.0.0.1:8000"
 AT_ONCE = 50
-MOST_LINES = 20
 MOST_NAMES = 20
 SHOWN_FROM = 500
 
@@ -60,10 +63,17 @@ SHOWN_FROM = 500
     "--file", type=click.Path(exists=True, dir_okay=False, path_type=Path), help="A body to send instead of a sample."
 )
 @click.option("--exact", is_flag=True, help="Send the file byte for byte, without a fresh id.")
-@click.option("--from-delivery", type=click.IntRange(1, 2**63 - 1), metavar="ID", help="Send a stored delivery anew.")
+@click.option("--from-delivery", type=Id("deliveries"), metavar="ID", help="Send a stored delivery anew.")
 @click.option("--same-id", is_flag=True, help="With --from-delivery: byte for byte and with its id: a copy of it.")
 @click.option("--id", "given", help="The delivery's id; a fresh one by default.")
-@click.option("--url", envvar="WEBHOOKS_RECEIVER_URL", default=RECEIVER, show_default=True, help="The receiver.")
+@click.option(
+    "--url",
+    envvar="WEBHOOKS_RECEIVER_URL",
+    default=RECEIVER,
+    show_default=True,
+    metavar="URL",
+    help="The receiver; /webhooks/{source} is added.",
+)
 def trigger(
     source: str | None,
     events: tuple[str, ...],
@@ -95,6 +105,9 @@ def trigger(
     --bad truncated  a longer Content-Length than what is sent; the connection is cut
     --bad form       GitHub's form encoding, rightly signed
     --bad chunked    in chunks that cut characters of several bytes, rightly signed
+
+    The exit code is 0 when each was answered as it should be: what is wrong refused, the rest taken. It is 1 otherwise,
+    and 130 when it was interrupted; what was answered until then is told.
     """
     wanted = Wanted(
         events=events,
@@ -118,14 +131,48 @@ def trigger(
         return
     check(wanted, source)
     sender, sent = sendings(wanted, sources, source, Settings.load())
+    where = target(url, sender.name)
     if shuffle:
         _shuffle(sent, seed)
-    target = f"{url.rstrip('/')}/webhooks/{sender.name}"
     several = len({one.event for one in sent}) > 1
-    with _progress(len(sent)) as progress:
-        answers = run(post(target, sent, concurrency or (1 if several else AT_ONCE), progress))
-    _print(answers, several=several)
-    _fail_if_unexpected(answers, target)
+    answers = _posted(where, sent, concurrency or (1 if several else AT_ONCE), several=several)
+    print_answers(answers, several=several)
+    fail_if_unexpected(answers, where, sender)
+    if sent[0].refused:
+        say("as it should be: sent wrong on purpose, and not taken")
+
+
+def _posted(where: str, sent: Sequence[Sending], at_once: int, *, several: bool) -> list[Answer]:
+    """Post all, and return the answers; where that ends early, tell of those that there are.
+
+    Raises:
+        click.Abort: it was interrupted.
+        Unavailable: nobody answers, or nobody does any more.
+    """
+    answers: dict[int, Answer] = {}
+    try:
+        with _progress(len(sent)) as progress:
+
+            def answered(place: int, answer: Answer) -> None:
+                answers[place] = answer
+                progress()
+
+            return run(post(where, sent, at_once, answered))
+    except (KeyboardInterrupt, Unavailable) as error:
+        interrupted = isinstance(error, KeyboardInterrupt)
+        if interrupted and sys.stderr.isatty():
+            click.echo(err=True)  # the terminal has written ^C into the line
+        print_answers([answers[place] for place in sorted(answers)], several=several)
+        if interrupted or answers:
+            under_way = min(at_once, len(sent) - len(answers))
+            click.echo(
+                f"{'interrupted' if interrupted else 'ended early'}: {len(answers):,} of {len(sent):,} were answered; "
+                f"what was under way besides ({under_way:,} at most) may have been taken",
+                err=True,
+            )
+        if interrupted:
+            raise click.Abort from None
+        raise
 
 
 def _shuffle(sendings: list[Sending], seed: int | None) -> None:
@@ -133,7 +180,7 @@ def _shuffle(sendings: list[Sending], seed: int | None) -> None:
     random.Random(seed).shuffle(sendings)
     order = [one.event for one in sendings[:MOST_NAMES]]
     more = f", and {len(sendings) - MOST_NAMES} more" if len(sendings) > MOST_NAMES else ""
-    click.echo(f"order (--seed {seed}): {printable(', '.join(order))}{more}")
+    say(f"order (--seed {seed}): {', '.join(order)}{more}")
 
 
 @contextmanager
@@ -143,37 +190,6 @@ def _progress(count: int) -> Generator[Callable[[], None]]:
     with Progress(console=Console(stderr=True), transient=True, disable=not shown) as bar:
         task = bar.add_task("sending", total=count)
         yield lambda: bar.update(task, advance=1)
-
-
-def _print(answers: Sequence[Answer], *, several: bool) -> None:
-    """Print a line an answer, equal ones once; or, where these are many, how many there were of each kind."""
-    lines = Counter((answer.sending.event if several else "", answer.status, answer.said) for answer in answers)
-    if len(lines) <= MOST_LINES:
-        for (event, status, said), count in lines.items():
-            line = "  ".join(part for part in (event, f"{status or '---'} {said}") if part)
-            click.echo(printable(line) + (f"  ({count} times)" if count > 1 else ""))
-        return
-    table = Table("event", "status", "answer", "count", box=None, pad_edge=False)
-    table.columns[3].justify = "right"
-    kinds = Counter((answer.sending.event, answer.status, answer.word) for answer in answers)
-    for (event, status, word), count in sorted(kinds.items(), key=lambda kind: (-kind[1], str(kind[0]))):
-        table.add_row(printable(event), str(status or "---"), printable(word), f"{count:,}")
-    console().print(table)
-
-
-def _fail_if_unexpected(answers: Sequence[Answer], target: str) -> None:
-    """Raise where a good delivery was refused, or a bad one was not.
-
-    Raises:
-        click.ClickException: the command failed.
-    """
-    wrong = [answer for answer in answers if not answer.sending.expected(answer.status)]
-    if not wrong:
-        return
-    many = f"{len(wrong)} of {len(answers)} " if len(answers) > 1 else ""
-    if wrong[0].sending.refused:
-        raise click.ClickException(f"{many}not refused by {target}, though sent wrong")
-    raise click.ClickException(f"{many}refused by {target}")
 
 
 def _list(sources: Sequence[Source]) -> None:

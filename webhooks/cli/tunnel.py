@@ -3,32 +3,33 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Coroutine, Mapping
+from collections.abc import Iterator, Mapping
 from contextlib import AsyncExitStack
 from dataclasses import dataclass
-from typing import Any, cast
+from typing import cast
 from urllib.parse import urlsplit
 
 import click
 import httpx
 
-from webhooks.cli.app import app_option, examples, printable, run
-from webhooks.cli.hooks import TARGET
+from webhooks.cli.app import app_option, examples, run
+from webhooks.cli.saying import failing_in_lines, say
+from webhooks.cli.stopping import until_stopped
+from webhooks.cli.targets import TARGET
 from webhooks.cli.trigger import RECEIVER
-from webhooks.cli.via import WAYS, Via, Way, check, run_via, until_undone
-from webhooks.db import ended
+from webhooks.cli.via import WAITING, WAYS, Via, Way, check, run_via
 from webhooks.deliveries import since
-from webhooks.errors import ConfigurationError, WebhooksError
+from webhooks.errors import ConfigurationError
 from webhooks.feed import NotAPlace, read_place
 from webhooks.hooks import Target
 from webhooks.loading import load_consumer
 from webhooks.sending import on_this_machine, opened, target
-from webhooks.serve.signals import signals
 from webhooks.settings import Settings
 from webhooks.sources import Source
 from webhooks.tunnel.bookmark import bookmark
 from webhooks.tunnel.exposing import signing_secret
 from webhooks.tunnel.follower import Follower
+from webhooks.tunnel.presence import missing
 from webhooks.tunnel.relay import Relay, Signer
 from webhooks.tunnel.report import Report
 from webhooks.tunnel.session import OnError, carry
@@ -85,7 +86,14 @@ def _read_after(ctx: click.Context, param: click.Parameter, value: str | None) -
     "--remote-port", type=click.IntRange(0, 65_535), default=80, help="With --via ssh: the port to listen on there."
 )
 @click.option("--source", "sources", multiple=True, metavar="NAME", help="Only this source; may be given again.")
-@click.option("--to", envvar="WEBHOOKS_RECEIVER_URL", default=RECEIVER, show_default=True, help="The receiver here.")
+@click.option(
+    "--to",
+    envvar="WEBHOOKS_RECEIVER_URL",
+    default=RECEIVER,
+    show_default=True,
+    metavar="URL",
+    help="The receiver here; /webhooks/{source} is added.",
+)
 @click.option(
     "--since",
     "after",
@@ -129,6 +137,9 @@ def tunnel(
 
     With --via nothing needs to be deployed: cloudflared, ngrok or ssh gives the receiver here an address on the
     internet, and smee follows a channel of smee.io; what is sent while the tunnel does not run is lost then.
+
+    Ctrl-C, or SIGTERM, ends it, and what it made is undone; a second one cuts that short. The exit code is 0 when it
+    was ended so, 1 when it ended by itself, with the reason, and 130 when it was cut short.
     """
     if follow_only and after is not None:
         raise click.UsageError("--follow-only starts with what comes now, --since somewhere else: leave one out")
@@ -150,7 +161,9 @@ def tunnel(
             on_error=cast("OnError", on_error),
         )
         check(asked)
-        run(until_undone(run_via(asked, settings, load_consumer(app))))
+        consumer = load_consumer(app)
+        with failing_in_lines():
+            run(until_stopped(run_via(asked, settings, consumer)))
         return
     if url is None:
         raise click.UsageError("name the deployed consumer's control plane, or a way with --via")
@@ -166,10 +179,9 @@ def tunnel(
         on_error=cast("OnError", on_error),
         resign=resign,
     )
-    try:
-        run(until_stopped(_follow(wanted, settings, _known(app, needed=resign))))
-    except WebhooksError as error:  # in which the other side's words may be
-        raise click.ClickException(printable(str(error))) from error
+    known = _known(app, needed=resign)
+    with failing_in_lines():
+        run(until_stopped(_follow(wanted, settings, known)))
 
 
 def check_target(to: str, allow_remote: bool) -> None:
@@ -184,26 +196,6 @@ def check_target(to: str, allow_remote: bool) -> None:
             f"{to} is another machine, or not certainly this one: write 127.0.0.1 or localhost, or add "
             "--allow-remote-target"
         )
-
-
-def say(text: str) -> None:
-    """Print a line in which senders' words may be."""
-    click.echo(printable(text))
-
-
-async def until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Run something that has no end, until Ctrl-C or SIGTERM."""
-    async with signals() as heard:
-        task = asyncio.create_task(work)
-        heard.ready()
-        stop = asyncio.create_task(heard.stop.wait())
-        await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-        stop.cancel()
-        if task.done():
-            task.result()
-        await ended([task])
-        if task.done() and not task.cancelled():  # it ended with what it could not do at the end
-            task.result()
 
 
 def _known(app: str, *, needed: bool) -> Mapping[str, Source]:
@@ -227,11 +219,38 @@ async def _follow(wanted: Wanted, settings: Settings, sources: Mapping[str, Sour
         relay = Relay(local, wanted.to, retries=wanted.retries, tell=say, signer=signer)
         report = Report(say, sources)
         _announce(wanted, after, resumed=wanted.after is None and kept.cursor is not None, kept_at=kept.kept_at)
+        for name, reason in _unsigned(wanted, settings, sources):
+            say(f"note: {reason}; without one the tunnel ends at the first delivery of {name}")
+        if told := await missing(wanted.to, WAITING):
+            say(f"note: {told}")
         try:
             await carry(follower, relay, kept, report, wanted.on_error)
+        except asyncio.CancelledError:
+            if not follower.connections:
+                say(f"there was no connection to {wanted.url} until the end")
+            raise
         finally:
             if follower.connections:
-                say(f"{report.summary(follower.connections)}; started again, it goes on from there")
+                again = "started again" + ("" if wanted.after is None else " without --since or --follow-only")
+                say(f"{report.summary(follower.connections)}; {again}, it goes on from there")
+
+
+def _unsigned(wanted: Wanted, settings: Settings, sources: Mapping[str, Source]) -> Iterator[tuple[str, str]]:
+    """Yield each source that is to be signed for and cannot be, and why.
+
+    Raises:
+        ConfigurationError: one that was named does not exist here.
+    """
+    for name in (wanted.sources or sources) if wanted.resign else ():
+        if name not in sources:
+            raise ConfigurationError(f"--resign: there is no source {name!r} here to sign for")
+        try:
+            signing_secret(sources[name], settings)
+        except ConfigurationError as error:
+            yield name, str(error)
+
+
+_START = {"now": "with what comes from now on", "all": "with the oldest that is kept there"}
 
 
 def _announce(wanted: Wanted, after: str, *, resumed: bool, kept_at: str | None) -> None:
@@ -240,7 +259,7 @@ def _announce(wanted: Wanted, after: str, *, resumed: bool, kept_at: str | None)
     if resumed:
         say(f"going on where it left off{'' if kept_at is None else f', {kept_at}'}")
     else:
-        say(f"starting from {'here on' if after == 'now' else after}")
+        say(f"starting {_START.get(after, f'from {after}')}")
     if wanted.resign:
         say("signed anew with the secrets known here: what the receiver checks is our signature, not the sender's")
     if wanted.token is not None and urlsplit(wanted.url).scheme == "http" and not on_this_machine(wanted.url):

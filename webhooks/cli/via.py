@@ -11,26 +11,28 @@ from typing import Any, Literal, NoReturn
 import click
 import httpx
 
-from webhooks.cli.app import printable
+from webhooks.cli.saying import say
+from webhooks.cli.targets import events_of
 from webhooks.consumer import Consumer
 from webhooks.db import ended
 from webhooks.errors import ConfigurationError
-from webhooks.hooks import Registered, Target, hook_secrets, source_of, tidied
+from webhooks.hooks import Registered, Target, hook_secrets, reachable, source_of, tidied
 from webhooks.hooks.target import KINDS
 from webhooks.sending import opened, target
-from webhooks.serve.signals import signals
 from webhooks.settings import Settings
 from webhooks.source_secrets import secrets_found
 from webhooks.sources import Source
 from webhooks.tunnel.exposing import exposed, probed_source, registering, signing_secret
-from webhooks.tunnel.programs import Program, ProgramFailed, cloudflared, ngrok, ssh
+from webhooks.tunnel.presence import missing
+from webhooks.tunnel.programs import Program, cloudflared, ngrok, ssh
 from webhooks.tunnel.relay import Relay, Signer
 from webhooks.tunnel.report import Report
-from webhooks.tunnel.session import OnError
+from webhooks.tunnel.session import OnError, Stopped
 from webhooks.tunnel.smee import carry, follow
 
 Way = Literal["cloudflared", "ngrok", "ssh", "smee"]
 WAYS: tuple[Way, ...] = ("cloudflared", "ngrok", "ssh", "smee")
+WAITING = "deliveries wait until then"
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -67,6 +69,7 @@ def check(via: Via) -> None:
 
     Raises:
         click.UsageError: it says what to leave out, or what is missing.
+        ConfigurationError: the public address is none.
     """
     if via.way in ("ssh", "smee") and via.where is None:
         missing = "the server: --via ssh nokey@localhost.run" if via.way == "ssh" else "the channel: --via smee URL"
@@ -77,37 +80,23 @@ def check(via: Via) -> None:
         raise click.UsageError("--resign: here the provider itself posts to the receiver, nothing is signed on the way")
     if via.way != "ssh" and (via.public is not None or via.remote_port != 80):
         raise click.UsageError("--public and --remote-port go with --via ssh")
+    if via.public is not None:
+        target(via.public, "source")
+    places = [(where.provider, where.repository) for where in via.register]
+    if len(set(places)) < len(places):
+        raise click.UsageError("--register names the same place twice: name all its events at once, by commas")
 
 
 def run_via(via: Via, settings: Settings, consumer: Consumer) -> Coroutine[Any, Any, None]:
-    """Return what `until_undone` is to run."""
-    return _through_channel(via, settings, consumer) if via.way == "smee" else _exposed(via, settings, consumer)
+    """Return what is to run until it is stopped.
 
-
-async def until_undone(work: Coroutine[Any, Any, None]) -> None:
-    """Run something that has no end until Ctrl-C or SIGTERM, and give it the time to undo what it did.
-
-    It is cancelled once: removing a hook takes a provider's answer. A second signal cuts that short; the record of the
-    hook stays then, and the next start removes it.
+    Raises:
+        ConfigurationError: a source was named that there is not.
     """
-    async with signals() as heard:
-        task = asyncio.create_task(work)
-        stop, hurry = (asyncio.create_task(event.wait()) for event in (heard.stop, heard.hurry))
-        heard.ready()
-        try:
-            await asyncio.wait({task, stop}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.done():
-                task.cancel()
-                await asyncio.wait({task, hurry}, return_when=asyncio.FIRST_COMPLETED)
-            if not task.cancelled() and task.done():
-                task.result()
-        finally:
-            await ended([task, stop, hurry])
-
-
-def say(text: str) -> None:
-    """Print a line in which senders' words may be."""
-    click.echo(printable(text))
+    for name in via.sources:
+        if name not in consumer.sources:
+            raise ConfigurationError(f"there is no source {name!r}; there are: {', '.join(consumer.sources) or 'none'}")
+    return _through_channel(via, settings, consumer) if via.way == "smee" else _exposed(via, settings, consumer)
 
 
 def _program(via: Via) -> Program:
@@ -119,32 +108,32 @@ def _program(via: Via) -> Program:
 async def _exposed(via: Via, settings: Settings, consumer: Consumer) -> NoReturn:
     program = _program(via)
     wanted = [(where, _source_for(where, via, consumer)) for where in via.register]
-    source, secret = probed_source(consumer, settings, via.sources[0] if via.sources else None)
-    await tidied(settings, say)
-    say(f"starting {program.name}")
+    named = next(iter((*via.sources, *(sender.name for _, sender in wanted))), None)
+    source, secret = probed_source(consumer, settings, named)
+    await _ready_to_register(via, settings)
     async with AsyncExitStack() as stack:
-        started = await stack.enter_async_context(exposed(program, via.to, source, secret, public=via.public))
+        started = await stack.enter_async_context(exposed(program, via.to, source, secret, say))
         say(f"{started.url} leads to {via.to}, and to nothing else")
         for name in via.sources or consumer.sources:
             say(f"  {name}  {target(started.url, name)}")
+        ours = 0
         for where, sender in wanted:
             url = target(started.url, sender.name)
-            registration = registering(settings, where, sender, via.to, url, say)
-            _tell_of(await stack.enter_async_context(registration), where)
-        say("Ctrl-C ends it" + (", and removes the hook" if wanted else ""))
-        raise ProgramFailed(f"{program.name} ended by itself: {await started.ended}; {program.hint}")
+            found = await stack.enter_async_context(registering(settings, where, sender, via.to, url, say))
+            ours += not found.reused
+            _tell_of(found, where)
+        say("Ctrl-C ends it" + (f", and removes the hook{'s' if ours > 1 else ''}" if ours else ""))
+        await asyncio.wait({started.ended})
+        raise started.failed("while the tunnel was open", hint=False)
 
 
 async def _through_channel(via: Via, settings: Settings, consumer: Consumer) -> None:
     channel = str(via.where)
     source = _source_of_channel(via, consumer)
-    await tidied(settings, say)
+    await _ready_to_register(via, settings)
     async with AsyncExitStack() as stack:
         remote = await stack.enter_async_context(httpx.AsyncClient())
         local = await stack.enter_async_context(opened(via.to))
-        for where in via.register:
-            registration = registering(settings, where, source, via.to, channel, say)
-            _tell_of(await stack.enter_async_context(registration), where)
         secrets = (*secrets_found(settings.home, source.name), *hook_secrets(settings.home).get(source.name, ()))
         signer = None
         if via.resign:
@@ -154,10 +143,41 @@ async def _through_channel(via: Via, settings: Settings, consumer: Consumer) -> 
         relay = Relay(local, via.to, retries=via.retries, tell=say, signer=signer)
         report = Report(say, consumer.sources)
         say(f"{channel} → {target(via.to, source.name)}")
+        if not secrets:
+            say(f"note: no secret of {source.name} is known here: a body that the channel wrote anew is not mended")
+        if told := await missing(via.to, WAITING):
+            say(f"note: {told}")
+        ready = asyncio.Event()
+        messages = follow(remote, channel, say, ready=ready)
+        carrying = asyncio.create_task(carry(messages, source, secrets, relay, report, via.on_error))
+        stack.push_async_callback(ended, [carrying])
         try:
-            await carry(follow(remote, channel, say), source, secrets, relay, report, via.on_error)
-        finally:
-            say(report.summary(connections=1))
+            # Followed first: what a hook sends as soon as it is made is not kept there.
+            if via.register and await _first(ready, carrying):
+                for where in via.register:
+                    registration = registering(settings, where, source, via.to, channel, say)
+                    _tell_of(await stack.enter_async_context(registration), where)
+            await carrying
+        except (asyncio.CancelledError, Stopped):
+            say(f"{report.summary(connections=1)}; what is sent to the channel from now on is lost")
+            raise
+
+
+async def _ready_to_register(via: Via, settings: Settings) -> None:
+    """See to what killed tunnels left behind, and that a hook can be made."""
+    await tidied(settings, say)
+    for where in via.register:
+        await reachable(settings, where)
+
+
+async def _first(event: asyncio.Event, task: asyncio.Task[None]) -> bool:
+    """Wait until something has happened, and return whether it did before a task was over."""
+    happened = asyncio.create_task(event.wait())
+    try:
+        await asyncio.wait({happened, task}, return_when=asyncio.FIRST_COMPLETED)
+    finally:
+        await ended([happened])
+    return event.is_set()
 
 
 def _source_for(where: Target, via: Via, consumer: Consumer) -> Source:
@@ -176,16 +196,13 @@ def _source_of_channel(via: Via, consumer: Consumer) -> Source:
             f"which source are the channel's requests for? Name one with --source: {', '.join(consumer.sources)}"
         )
     [name] = names
-    if name not in consumer.sources:
-        raise ConfigurationError(f"there is no source {name!r}; there are: {', '.join(consumer.sources) or 'none'}")
     return consumer.sources[name]
 
 
 def _tell_of(registered: Registered, where: Target) -> None:
     hook = registered.hook
     number = "" if hook.id is None else f" {hook.id}"
-    events = ", ".join(hook.events)
     if registered.reused:
         say(f"the hook{number} at {where} sends here already: it signs with the receiver's own secret now, and stays")
     else:
-        say(f"registered the hook{number} at {where} for {'every event' if events == '*' else events}")
+        say(f"registered the hook{number} at {where} for {events_of(hook)}")

@@ -62,9 +62,10 @@ class DeliveryLine(Answer):
 
 
 class Deliveries(Answer):
-    """Deliveries, the newest first."""
+    """Deliveries, the newest first; `notes` says of a filter that nothing has such an event."""
 
     deliveries: list[DeliveryLine]
+    notes: list[str]
 
 
 class InboxAttempt(Answer):
@@ -275,9 +276,10 @@ class PlanBody(Answer):
 
 
 class Plan(Answer):
-    """What would be done: nothing was done."""
+    """What would be done: nothing was done. `notes` says of a filter that nothing has such an event, or row."""
 
     plan: PlanBody
+    notes: list[str]
 
 
 class ReplayReport(Answer):

@@ -27,7 +27,7 @@ from webhooks.control.operations import Operation, openapi
 from webhooks.control.rejections import Rejections
 from webhooks.control.replays import Replays
 from webhooks.db import Transaction
-from webhooks.errors import Unavailable
+from webhooks.errors import Unavailable, UnknownName
 from webhooks.status import PhaseStatus, as_json, status
 
 
@@ -77,7 +77,12 @@ class Control:
         app = Starlette(
             routes=routes,
             middleware=[Middleware(Checks, token=settings.control_token, hosts=allowed)],
-            exception_handlers={HTTPException: _refuse, Unavailable: _away, psycopg.Error: _away},
+            exception_handlers={
+                HTTPException: _refuse,
+                UnknownName: _unknown,
+                Unavailable: _away,
+                psycopg.Error: _away,
+            },
         )
         app.state.pool = self._process.asker.pool  # for the consumer's routes
         return app
@@ -91,7 +96,7 @@ class Control:
                 summary="Count what waits, runs and needs a person, per phase",
                 answers={200: answers.Status},
             ),
-            *Inbox(self._process).operations(),
+            *Inbox(self._process, self._consumer).operations(),
             *Decisions(self._process, self._consumer).operations(),
             *self._replays.operations(),
             *Rejections(self._process, self._consumer).operations(),
@@ -131,6 +136,10 @@ async def _refuse(request: Request, error: Exception) -> Response:
     if not isinstance(error, HTTPException):
         raise error
     return JSONResponse({"error": error.detail}, error.status_code, error.headers)
+
+
+async def _unknown(request: Request, error: Exception) -> Response:
+    return JSONResponse({"error": str(error)}, 400)
 
 
 async def _away(request: Request, error: Exception) -> Response:

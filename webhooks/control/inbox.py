@@ -11,10 +11,12 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, Response
 
 from webhooks import deliveries
+from webhooks.consumer import Consumer
 from webhooks.control import answers
 from webhooks.control.health import Process
 from webhooks.control.operations import Operation, read_query
 from webhooks.db import Transaction
+from webhooks.selection import Names, unknown
 
 LARGEST_ID = 2**63 - 1
 
@@ -34,7 +36,9 @@ class DeliveryQuery(BaseModel):
 
     source: str | None = Field(default=None, description="the source's name, in any letter case")
     event: str | None = Field(default=None, description="a part of the event's name, in any letter case")
-    disposition: deliveries.Disposition | None = Field(default=None, description="what became of it")
+    disposition: deliveries.Disposition | None = Field(
+        default=None, description="what became of it: what the command calls `--status`"
+    )
     since: Time | None = None
     before: int | None = Field(default=None, ge=1, le=LARGEST_ID, description="only ids below this: the next page")
     limit: int = Field(default=20, ge=1, le=deliveries.MOST, description="how many at most")
@@ -61,10 +65,12 @@ class Inbox:
 
     Args:
         process: the way to the database.
+        consumer: whose sources and handlers a filter may name.
     """
 
-    def __init__(self, process: Process) -> None:
+    def __init__(self, process: Process, consumer: Consumer) -> None:
         self._process = process
+        self._consumer = consumer
 
     def operations(self) -> list[Operation]:
         return [
@@ -86,11 +92,13 @@ class Inbox:
     async def listed(self, request: Request) -> Response:
         wanted = read_query(request, DeliveryQuery).filter
 
-        async def question(tx: Transaction) -> list[dict[str, Any]]:
-            return await deliveries.listed(tx, wanted)
+        async def question(tx: Transaction) -> tuple[list[dict[str, Any]], list[str]]:
+            rows = await deliveries.listed(tx, wanted)
+            names = Names(source=wanted.source, event=wanted.event)
+            return rows, [] if rows else await unknown(tx, self._consumer, names)
 
-        rows = await self._process.asker.ask(question)
-        return JSONResponse({"deliveries": [deliveries.as_json(row) for row in rows]})
+        rows, notes = await self._process.asker.ask(question)
+        return JSONResponse({"deliveries": [deliveries.as_json(row) for row in rows], "notes": notes})
 
     async def one(self, request: Request) -> Response:
         id = request.path_params["id"]

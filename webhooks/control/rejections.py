@@ -19,7 +19,9 @@ from webhooks.control.inbox import LARGEST_ID, Time, moment
 from webhooks.control.operations import Operation, read_body, read_query
 from webhooks.db import Ready, Transaction
 from webhooks.deliveries import as_json
+from webhooks.errors import ConfigurationError, UnknownName
 from webhooks.reverify import Verdict
+from webhooks.selection import Names, unknown
 
 
 class RejectionQuery(BaseModel):
@@ -101,7 +103,10 @@ class Rejections:
         wanted = read_query(request, RejectionQuery).filter
 
         async def question(tx: Transaction) -> list[dict[str, Any]]:
-            return await rejections.listed(tx, wanted)
+            rows = await rejections.listed(tx, wanted)
+            if not rows:
+                await self._doubt(tx, wanted)
+            return rows
 
         rows = await self._process.asker.ask(question)
         return JSONResponse({"rejections": [as_json(row) for row in rows]})
@@ -110,7 +115,10 @@ class Rejections:
         wanted = read_query(request, RejectionQuery).filter
 
         async def question(tx: Transaction) -> list[tuple[dict[str, Any], dict[str, Any] | None]]:
-            return [(kind, await rejections.one(tx, kind["example"])) for kind in await rejections.kinds(tx, wanted)]
+            kinds = await rejections.kinds(tx, wanted)
+            if not kinds:
+                await self._doubt(tx, wanted)
+            return [(kind, await rejections.one(tx, kind["example"])) for kind in kinds]
 
         found = await self._process.asker.ask(question)
         told = [{**as_json(kind), "hints": await self._hints(row)} for kind, row in found]
@@ -134,7 +142,10 @@ class Rejections:
         secrets = self._known().in_force
 
         async def candidates(tx: Transaction) -> list[int]:
-            return await reverify.candidates(tx, wanted, asked.ids)
+            found = await reverify.candidates(tx, wanted, asked.ids)
+            if not found:
+                await self._doubt(tx, wanted)
+            return found
 
         async def judged(tx: Transaction) -> tuple[list[Verdict], list[Ready]]:
             verdicts = await reverify.reverify(
@@ -142,7 +153,12 @@ class Rejections:
             )
             return verdicts, tx.moved
 
-        found = await self._process.asker.ask(candidates)
+        try:
+            found = await self._process.asker.ask(candidates)
+        except UnknownName:
+            raise
+        except ConfigurationError as error:
+            raise HTTPException(404, str(error)) from None
         verdicts: list[Verdict] = []
         for start in range(0, len(found), reverify.AT_ONCE):
             some = found[start : start + reverify.AT_ONCE]
@@ -151,6 +167,10 @@ class Rejections:
             if self._process.worker is not None:
                 self._process.worker.know(moved)
         return JSONResponse({"dry": not asked.yes, "rejections": [asdict(verdict) for verdict in verdicts]})
+
+    async def _doubt(self, tx: Transaction, wanted: rejections.Filter) -> None:
+        """Refuse a filter by a source or a cause that there is not."""
+        await unknown(tx, self._consumer, Names(source=wanted.source, cause=wanted.cause))
 
     async def _hints(self, row: dict[str, Any] | None) -> list[str]:
         if row is None:

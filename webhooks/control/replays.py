@@ -28,7 +28,7 @@ from webhooks.db import ended
 from webhooks.deliveries import Disposition
 from webhooks.errors import ConfigurationError
 from webhooks.replay import Again, Limits, Plan, Report, again, planned
-from webhooks.selection import JsonFilter, Scope, Selection
+from webhooks.selection import JsonFilter, Names, Scope, Selection, unknown
 
 log = structlog.get_logger(__name__)
 
@@ -49,7 +49,9 @@ class ReplayRequest(BaseModel):
     )
     source: str | None = Field(default=None, description="the source's name, in any letter case")
     event: str | None = Field(default=None, description="a part of the event's name, in any letter case")
-    disposition: Disposition | None = Field(default=None, description="what became of it")
+    disposition: Disposition | None = Field(
+        default=None, description="what became of it: what the command calls `--status`"
+    )
     since: Time | None = None
     until: Time | None = None
     row: str | None = Field(default=None, description="it moved this row, or waits for it: `table:key`")
@@ -186,8 +188,9 @@ class Replays:
         if not asked.chooses:
             raise HTTPException(400, "say which: ids, a filter, or all")
         plan = await self._planned(asked)
+        notes = [] if plan.total else await self._notes(asked)
         if not asked.yes:
-            return JSONResponse({"plan": plan.as_json()})
+            return JSONResponse({"plan": plan.as_json(), "notes": notes})
         if sum(run.ended_at is None for run in self._runs.values()) >= MOST_AT_ONCE:
             raise HTTPException(409, f"{MOST_AT_ONCE} replays are running already: wait for one, or stop one")
         run = self._begun(asked, plan.scope)
@@ -220,6 +223,11 @@ class Replays:
             return await planned(pool, self._consumer.sources, asked.selection, unit)
         except ConfigurationError as error:
             raise HTTPException(400, str(error)) from None
+
+    async def _notes(self, asked: ReplayRequest) -> list[str]:
+        names = Names(source=asked.source, event=asked.event, row=asked.row)
+        async with self._process.asker.pool.transaction() as tx:
+            return await unknown(tx, self._consumer, names)
 
     def _begun(self, asked: ReplayRequest, scope: Scope) -> _Run:
         request = Again(how=asked.how, decided_by=asked.by, reason=asked.reason)

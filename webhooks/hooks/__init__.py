@@ -1,7 +1,7 @@
 """Hooks at providers: the ones a tunnel registers while it runs, and lasting ones."""
 
 from webhooks.hooks.left_behind import Record, hook_secrets, record
-from webhooks.hooks.registration import Registered, Wanted, hooks_at, registered, tidied
+from webhooks.hooks.registration import Registered, Wanted, hooks_at, reachable, registered, tidied
 from webhooks.hooks.target import Hook, Target, events_for, parsed, source_of
 
 __all__ = [
@@ -14,6 +14,7 @@ __all__ = [
     "hook_secrets",
     "hooks_at",
     "parsed",
+    "reachable",
     "record",
     "registered",
     "source_of",

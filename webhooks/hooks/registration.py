@@ -46,6 +46,17 @@ async def hooks_at(settings: Settings, target: Target) -> AsyncGenerator[Hooks]:
             yield ShortcutHooks(client)
 
 
+async def reachable(settings: Settings, target: Target) -> None:
+    """Ask a target's provider for its hooks: what a token may not do is known before anything is opened.
+
+    Raises:
+        ConfigurationError: there is no token.
+        ProviderError: the provider refuses it, or does not answer.
+    """
+    async with hooks_at(settings, target) as hooks:
+        await hooks.at("")
+
+
 @dataclass(frozen=True, slots=True)
 class Wanted:
     """What is to be registered.

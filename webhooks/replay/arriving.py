@@ -11,7 +11,6 @@ from datetime import datetime
 from webhooks.captures import Capture
 from webhooks.delivery import Delivery, Headers
 from webhooks.errors import ConfigurationError, Refused
-from webhooks.replay.report import Result
 from webhooks.sending import resigned
 from webhooks.source_secrets import secret_variable
 from webhooks.sources import Source
@@ -28,7 +27,8 @@ class Arrival:
         body: its exact bytes.
         received_at: when it was first received, where that is known.
         signed: whether we signed it.
-        fault: why it can be neither stored nor sent, and what that counts as; None where it can.
+        pruned: whether its body is gone, so that it cannot be sent.
+        broken: why this place of a file cannot be read; None where it can. A replay ends there.
     """
 
     place: int
@@ -37,7 +37,8 @@ class Arrival:
     body: bytes = b""
     received_at: datetime | None = None
     signed: bool = False
-    fault: tuple[Result, str] | None = None
+    pruned: bool = False
+    broken: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -65,7 +66,7 @@ class Desk:
             ConfigurationError: there is no secret to sign with, or it cannot sign.
         """
         source = self.sources.get(arrival.source)
-        if arrival.fault is not None or source is None:
+        if source is None:
             return arrival
         if not self.resign and any(name == source.recipe.header for name, _ in arrival.headers):
             return arrival
@@ -126,7 +127,7 @@ async def arrivals(
             continue
         left = None if left is None else left - 1
         if capture.fault is not None:
-            yield Arrival(place=capture.place, source="", fault=("failed", f"{capture.name}: {capture.fault}"))
+            yield Arrival(place=capture.place, source="", broken=f"{capture.name}: {capture.fault}")
             continue
         yield desk.signed(
             Arrival(

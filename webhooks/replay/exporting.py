@@ -7,10 +7,9 @@ from contextlib import aclosing
 from dataclasses import dataclass
 
 from webhooks.captures import written
-from webhooks.delivery import Headers
 from webhooks.errors import Unreadable
 from webhooks.pool import Pool
-from webhooks.replay.redaction import Redaction
+from webhooks.replay.redaction import Redaction, Taken
 from webhooks.selection import Found, Reader, Scope
 from webhooks.sources import Source
 
@@ -22,12 +21,16 @@ class Export:
     Args:
         lines: how many deliveries.
         redacted: in how many of them something was found and taken out.
+        values: how many values of bodies that were.
+        headers: how many header lines.
         left_out: by id, those that were not written, and why.
         after: everything up to this id was looked at.
     """
 
     lines: int
     redacted: int
+    values: int
+    headers: int
     left_out: Mapping[int, str]
     after: int
 
@@ -50,41 +53,45 @@ async def export(
         write: takes one line, its end included.
         progress: told how many deliveries were looked at.
     """
-    lines = redacted = 0
+    lines = redacted = values = headers = 0
     left_out: dict[int, str] = {}
     reader = Reader(pool, sources, scope)
     async with aclosing(reader.batches(bodies=True)) as batches:
         async for batch in batches:
             for found in batch:
-                line = _line(found, sources.get(found.source), redaction)
-                if isinstance(line, str):
-                    left_out[found.id] = line
+                source = sources.get(found.source)
+                taken = _taken(found, source, redaction)
+                if isinstance(taken, str):
+                    left_out[found.id] = taken
                     continue
-                await write(line[0] + b"\n")
+                changed = taken.headers != found.headers or taken.body != found.body
+                await write(_line(found, source, taken, changed=changed) + b"\n")
                 lines += 1
-                redacted += line[1]
+                redacted += changed
+                values += taken.values
+                headers += taken.lines
             if progress is not None:
                 progress(reader.looked_at)
-    return Export(lines=lines, redacted=redacted, left_out=left_out, after=reader.after)
+    return Export(lines=lines, redacted=redacted, values=values, headers=headers, left_out=left_out, after=reader.after)
 
 
-def _line(found: Found, source: Source | None, redaction: Redaction) -> tuple[bytes, bool] | str:
-    """Return a line and whether something was taken out of it, or why there is none."""
+def _taken(found: Found, source: Source | None, redaction: Redaction) -> Taken | str:
+    """Return a delivery as it is written, or why it is not."""
     if found.body is None:
         return "its body was pruned"
-    headers: Headers = found.headers
-    body = found.body
+    if not redaction:
+        return Taken(found.headers, found.body)
+    try:
+        return redaction.applied(source, found.headers, found.body)
+    except Unreadable as error:
+        return f"its body cannot be read, and so nothing in it taken out: {error}"
+
+
+def _line(found: Found, source: Source | None, taken: Taken, *, changed: bool) -> bytes:
     key: str | None = found.dedup_key
-    changed = False
-    if redaction:
-        try:
-            headers, body = redaction.applied(source, headers, body)
-        except Unreadable as error:
-            return f"its body cannot be read, and so nothing in it taken out: {error}"
-        changed = headers != found.headers or body != found.body
-        if changed:
-            # The key may be what was taken out.
-            key = None if source is None else source.dedup_key(headers, body)
+    if changed:
+        # The key may be what was taken out.
+        key = None if source is None else source.dedup_key(taken.headers, taken.body)
     facts = {
         "id": found.id,
         "source": found.source,
@@ -93,4 +100,4 @@ def _line(found: Found, source: Source | None, redaction: Redaction) -> tuple[by
         "origin": found.origin,
         "received_at": found.received_at,
     }
-    return written(facts, headers, body, redacted=changed), changed
+    return written(facts, taken.headers, taken.body, redacted=changed)

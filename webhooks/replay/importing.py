@@ -46,9 +46,6 @@ async def imported(
     await accepter.start()
 
     async def each(arrival: Arrival) -> None:
-        if arrival.fault is not None:
-            tally.count(arrival.fault[0], cause=arrival.fault[1])
-            return
         tally.signed += arrival.signed
         try:
             delivery = desk.judged(arrival)

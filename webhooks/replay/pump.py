@@ -7,8 +7,11 @@ from collections import deque
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import aclosing
 
+import psycopg
+
+from webhooks.errors import ConfigurationError
 from webhooks.replay.arriving import Arrival
-from webhooks.replay.report import INTERRUPTED, Limits, Progress, Tally
+from webhooks.replay.report import INTERRUPTED, Limits, Progress, Tally, unanswered
 
 MOST_BYTES_AT_ONCE = 32 * 1024 * 1024
 
@@ -32,6 +35,12 @@ async def pump(
         limits: how many at a time, how fast, and when to stop. What was begun is finished.
         tally: `after` is the place up to which everything is done.
         progress: told after each.
+
+    What cannot be read, or signed, ends it: everything before it is done, nothing after it is.
+
+    Raises:
+        ConfigurationError: the first of them cannot be signed, so that nothing was done.
+        psycopg.OperationalError: the database did not answer before anything was done.
     """
     running: dict[asyncio.Task[None], Arrival] = {}
     begun: deque[Arrival] = deque()
@@ -52,9 +61,20 @@ async def pump(
             tally.after = begun.popleft().place
         progress(tally.report())
 
+    async def coming() -> Arrival | None:
+        try:
+            return await _next(arrivals, limits)
+        except (ConfigurationError, psycopg.OperationalError) as error:
+            if not running and not tally.report().total:
+                raise
+            tally.stopped = tally.stopped or (
+                unanswered(error) if isinstance(error, psycopg.OperationalError) else str(error)
+            )
+            return None
+
     try:
         async with aclosing(arrivals):
-            while (arrival := await _next(arrivals, limits)) is not None:
+            while (arrival := await coming()) is not None and arrival.broken is None:
                 while running and (len(running) >= limits.at_once or _too_much(running, arrival)):
                     await some_done()
                 if tally.stopped is not None or not await limits.turn():
@@ -64,6 +84,9 @@ async def pump(
                 running[asyncio.ensure_future(_one(each, arrival))] = arrival
         while running:
             await some_done()
+        if arrival is not None and arrival.broken is not None and tally.stopped is None:
+            tally.count("failed")
+            tally.after, tally.stopped, tally.broken = arrival.place, arrival.broken, True
     finally:
         for task in running:
             task.cancel()

@@ -23,6 +23,16 @@ INSTEAD = "[redacted]"
 
 
 @dataclass(frozen=True, slots=True)
+class Taken:
+    """A delivery without what was taken out, and how much that was: values of its body, and header lines."""
+
+    headers: Headers
+    body: bytes
+    values: int = 0
+    lines: int = 0
+
+
+@dataclass(frozen=True, slots=True)
 class Redaction:
     """What is taken out.
 
@@ -57,7 +67,7 @@ class Redaction:
     def __bool__(self) -> bool:
         return bool(self.headers or self.paths)
 
-    def applied(self, source: Source | None, headers: Headers, body: bytes) -> tuple[Headers, bytes]:
+    def applied(self, source: Source | None, headers: Headers, body: bytes) -> Taken:
         """Return a delivery's headers and body without it. A body in which nothing was found stays byte for byte.
 
         Where what is signed is changed the signature is dropped, because it would be wrong. Where the text that is
@@ -67,21 +77,23 @@ class Redaction:
             Unreadable: the body cannot be read, and so what is in it cannot be taken out.
         """
         kept = tuple(line for line in headers if line[0] not in self.headers)
-        changed = self._body(source, headers, body) if self.paths else None
+        lines = len(headers) - len(kept)
+        changed, values = self._body(source, headers, body) if self.paths else (None, 0)
         if source is None and changed is not None:
             raise Unreadable("its source is not in this consumer, so nobody knows which header signs what was changed")
         if source is not None and (changed is not None or self.headers & source.recipe.headers):
             kept = tuple(line for line in kept if line[0] != source.recipe.header)
-        return kept, body if changed is None else changed
+        return Taken(kept, body if changed is None else changed, values, lines)
 
-    def _body(self, source: Source | None, headers: Headers, body: bytes) -> bytes | None:
+    def _body(self, source: Source | None, headers: Headers, body: bytes) -> tuple[bytes | None, int]:
         parsed = read_json(body) if source is None else source.read(headers, body)
         try:
             nodes = [node for path in self.paths for node in path.finditer(parsed)]
         except (JSONPathError, RecursionError):
             raise Unreadable("nested past looking through") from None
         if not nodes:
-            return None
+            return None, 0
+        values = len({tuple(node.parts) for node in nodes})  # two paths may lead to one
         identity = None if source is None else source.identity(headers, body)
         for node in nodes:
             if node.parent is None:
@@ -93,7 +105,7 @@ class Redaction:
             inside[part] = self._another(value) if value == identity and isinstance(value, str) else _empty(value)
         written = json.dumps(parsed, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
         content_type = (first(headers, "content-type") or "").partition(";")[0].strip().lower()
-        return _in_its_form(body, written) if content_type == FORM else written
+        return _in_its_form(body, written) if content_type == FORM else written, values
 
     def _another(self, identity: str) -> str:
         digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), key=self.salt, digest_size=16)

@@ -9,6 +9,8 @@ from contextlib import suppress
 from dataclasses import dataclass, field
 from typing import Any, Literal, TypeAlias
 
+import psycopg
+
 Result = Literal[
     "again",
     "due",
@@ -44,6 +46,7 @@ class Report:
         upto: the last id that was meant; None for files.
         signed: how many were signed anew, because they had no signature or that was asked for.
         stopped: why it ended before its end; None where it did not.
+        broken: whether it ended at what cannot be read: the last place that is counted.
     """
 
     counts: Mapping[Result, int] = field(default_factory=dict[Result, int])
@@ -52,6 +55,7 @@ class Report:
     upto: int | None = None
     signed: int = 0
     stopped: str | None = None
+    broken: bool = False
 
     @property
     def total(self) -> int:
@@ -84,6 +88,11 @@ def unheard(report: Report) -> None:
     """Tell nobody."""
 
 
+def unanswered(error: psycopg.OperationalError) -> str:
+    """Say on one line that the database is away."""
+    return f"the database does not answer: {' '.join(str(error).split())}"
+
+
 class Tally:
     """Counts while a replay runs."""
 
@@ -92,6 +101,7 @@ class Tally:
         self.upto = upto
         self.signed = 0
         self.stopped: str | None = None
+        self.broken = False
         self._counts: Counter[Result] = Counter()
         self._causes: Counter[str] = Counter()
 
@@ -112,6 +122,7 @@ class Tally:
             upto=self.upto,
             signed=self.signed,
             stopped=self.stopped,
+            broken=self.broken,
         )
 
 

@@ -6,19 +6,19 @@ Both are statements of the gate's kind, some hundreds of deliveries a transactio
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import psycopg
 from psycopg.errors import LockNotAvailable
-from psycopg_pool import PoolTimeout
 
 from webhooks.bell import TELL
 from webhooks.db import Ready, Transaction, clean, compose, draw
 from webhooks.errors import Unavailable
 from webhooks.inbox import MAX_ATTEMPTS, inbox
 from webhooks.pool import Pool
-from webhooks.replay.report import INTERRUPTED, Limits, Progress, Report, Tally, unheard
+from webhooks.replay.report import INTERRUPTED, Limits, Progress, Report, Tally, unanswered, unheard
 from webhooks.selection import Found, Reader, Scope
 from webhooks.sources import Source
 from webhooks.sources.reading import digest_key
@@ -141,8 +141,8 @@ async def again(
             progress(tally.report())
     except Unavailable as error:
         tally.stopped = str(error)
-    except (psycopg.OperationalError, PoolTimeout) as error:
-        tally.stopped = f"the database does not answer: {' '.join(str(error).split())}"
+    except psycopg.OperationalError as error:
+        tally.stopped = unanswered(error)
     return tally.report()
 
 
@@ -218,6 +218,7 @@ def numbered(key: str, number: int) -> str:
 
 
 async def tell(pool: Pool) -> None:
-    """Wake the workers of other processes: outside a transaction, as `Bell` does."""
-    async with pool.connection() as connection:
-        await connection.execute(TELL, {"process": pool.process})
+    """Wake the workers of other processes: outside a transaction, as `Bell` does, and only a hint, as there."""
+    with suppress(psycopg.OperationalError):
+        async with pool.connection() as connection:
+            await connection.execute(TELL, {"process": pool.process})

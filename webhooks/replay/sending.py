@@ -52,8 +52,8 @@ async def sent(
     async with sending.opened(base, limits.at_once) as client:
 
         async def each(arrival: Arrival) -> None:
-            if arrival.fault is not None:
-                tally.count(arrival.fault[0], cause=arrival.fault[1])
+            if arrival.pruned:
+                tally.count("pruned", cause="its body was pruned")
                 return
             cause: str | None = None
             for number in range(MOST_TRIES):
@@ -86,8 +86,7 @@ async def stored(pool: Pool, scope: Scope, desk: Desk) -> AsyncGenerator[Arrival
         async for batch in batches:
             for found in batch:
                 if found.body is None:
-                    cause = "its body was pruned"
-                    yield Arrival(place=found.id, source=found.source, fault=("pruned", cause))
+                    yield Arrival(place=found.id, source=found.source, pruned=True)
                     continue
                 yield desk.signed(
                     Arrival(

@@ -47,8 +47,13 @@ class Weighed:
 
     @property
     def total(self) -> int:
-        """How many deliveries there are."""
+        """How many deliveries there are, those that cannot be read included."""
         return sum(fate.count for fate in self.fates)
+
+    @property
+    def broken(self) -> tuple[str, ...]:
+        """Which places cannot be read, and why, in their order: a replay ends at the first."""
+        return tuple(fate.cause for fate in self.fates if fate.result == "failed" and fate.cause is not None)
 
     def as_json(self) -> dict[str, Any]:
         """Return it as plain values."""
@@ -98,7 +103,7 @@ async def weighed(pool: Pool | None, arrivals: AsyncGenerator[Arrival], desk: De
     async with aclosing(arrivals):
         async for arrival in arrivals:
             event = _event(arrival, desk)
-            if len(sample) < SAMPLE:
+            if len(sample) < SAMPLE and arrival.broken is None:
                 sample.append((arrival.place, arrival.source, event))
             judged = _judged(arrival, desk, stored=pool is not None)
             if isinstance(judged, Delivery):
@@ -112,8 +117,8 @@ async def weighed(pool: Pool | None, arrivals: AsyncGenerator[Arrival], desk: De
 
 
 def _judged(arrival: Arrival, desk: Desk, *, stored: bool) -> Delivery | tuple[Result, str | None]:
-    if arrival.fault is not None:
-        return arrival.fault
+    if arrival.broken is not None:
+        return "failed", arrival.broken
     if not stored:
         return "accepted", None
     try:
@@ -125,7 +130,7 @@ def _judged(arrival: Arrival, desk: Desk, *, stored: bool) -> Delivery | tuple[R
 
 def _event(arrival: Arrival, desk: Desk) -> str | None:
     source = desk.sources.get(arrival.source)
-    if source is None or arrival.fault is not None:
+    if source is None:
         return None
     try:
         events = source.events(arrival.headers, source.read(arrival.headers, arrival.body))

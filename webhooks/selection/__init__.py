@@ -5,7 +5,21 @@ end at once: no snapshot stays open and memory stays flat, however many there ar
 """
 
 from webhooks.selection.choice import Scope, Selection, Unit, chosen
+from webhooks.selection.names import Names, unknown
 from webhooks.selection.paths import JsonFilter
 from webhooks.selection.reader import Found, Group, Reader, counted, first
 
-__all__ = ["Found", "Group", "JsonFilter", "Reader", "Scope", "Selection", "Unit", "chosen", "counted", "first"]
+__all__ = [
+    "Found",
+    "Group",
+    "JsonFilter",
+    "Names",
+    "Reader",
+    "Scope",
+    "Selection",
+    "Unit",
+    "chosen",
+    "counted",
+    "first",
+    "unknown",
+]

@@ -14,6 +14,7 @@ from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from functools import partial
+from shlex import quote
 from typing import Any
 
 import psycopg
@@ -204,7 +205,7 @@ async def _start(
         await stack.enter_async_context(_working(worker, heard))
     else:
         await stack.enter_async_context(_ringing(bell))
-    await stack.enter_async_context(_beside(_tell_of_ignored(pool, consumer)))
+    await stack.enter_async_context(_beside(_tell_of_ignored(pool, consumer, options.app)))
     if options.reconcile_every_s is not None:
         to_reconcile = plan(settings, consumer)
         work = reconciling(options.reconcile_every_s, pool, to_reconcile, moved)
@@ -273,8 +274,9 @@ async def _beside(work: Coroutine[Any, Any, None]) -> AsyncGenerator[None]:
         await ended([task])
 
 
-async def _tell_of_ignored(pool: Pool, consumer: Consumer) -> None:
-    """Say how many deliveries were ignored for want of a handler that is there now."""
+async def _tell_of_ignored(pool: Pool, consumer: Consumer, app: str) -> None:
+    """Say how many deliveries were ignored for want of a handler that is there now, and how they run again."""
+    of_app = "" if app == DEFAULT_APP else f" --app {quote(app)}"
     try:
         async with pool.transaction() as tx:
             found = await applicable(tx, consumer)
@@ -282,10 +284,12 @@ async def _tell_of_ignored(pool: Pool, consumer: Consumer) -> None:
         log.warning("cannot look for ignored deliveries", error=str(error).strip())
         return
     for (source, event), count in found.items():
+        which = f"--status ignored --source {source} --event {quote(event)}"
         log.warning(
-            "ignored for want of a handler that is there now: have the provider redeliver them, and they are applied",
+            "ignored for want of a handler that is there now: run them again, or have the provider redeliver them",
             source=source,
             deliveries_event=event,
             deliveries=count,
-            list=f"webhooks deliveries --status ignored --source {source} --event '{event}'",
+            list=f"webhooks deliveries{of_app} {which}",
+            run=f"webhooks replay{of_app} {which} --yes",
         )

@@ -36,7 +36,7 @@ class Signals:
 
     def received(self, name: str) -> None:
         if self.stop.is_set():
-            log.warning("stopping at once", signal=name)
+            log.info("stopping at once", signal=name)
             self.hurry.set()
             return
         log.info("stopping; a second signal cuts it short", signal=name)

@@ -147,9 +147,9 @@ async def bookmark(home: Path, url: str, sources: Collection[str], to: str) -> A
             try:
                 await asyncio.to_thread(kept.write)
             except OSError as error:
-                if isinstance(ending, WebhooksError):  # for which the tunnel ends: it must not be hidden
-                    raise type(ending)(f"{ending}\n  {_not_kept(kept.path, error)}") from None
-                raise _not_kept(kept.path, error) from None
+                if not isinstance(ending, WebhooksError):
+                    raise _not_kept(kept.path, error) from None
+                ending.add_note(str(_not_kept(kept.path, error)))  # what the tunnel ends for must not be hidden
 
 
 def _not_kept(path: Path, error: OSError) -> ConfigurationError:

@@ -21,8 +21,10 @@ from webhooks.settings import Settings
 from webhooks.signatures import new_secret
 from webhooks.source_secrets import secret_variable, secrets_found
 from webhooks.sources import Source
-from webhooks.tunnel.probe import made, reached, takes
-from webhooks.tunnel.programs import Program, ProgramFailed, Running, running
+from webhooks.tunnel.presence import missing
+from webhooks.tunnel.probe import WITHIN_S, NotReached, made, reached, takes
+from webhooks.tunnel.programs import Program
+from webhooks.tunnel.running import Running, running
 
 
 def signing_secret(source: Source, settings: Settings) -> str:
@@ -66,9 +68,7 @@ def probed_source(consumer: Consumer, settings: Settings, named: str | None) -> 
 
 
 @asynccontextmanager
-async def exposed(
-    program: Program, local: str, source: Source, secret: str, *, public: str | None = None
-) -> AsyncGenerator[Running]:
+async def exposed(program: Program, local: str, source: Source, secret: str, tell: Tell) -> AsyncGenerator[Running]:
     """Have the receiver reachable from the internet for the block.
 
     Args:
@@ -76,30 +76,34 @@ async def exposed(
         local: the receiver's base address.
         source: whose probe is sent.
         secret: what it is signed with.
-        public: the address that the program gives, where it does not say it.
+        tell: called with how far it is.
 
     Raises:
         ConfigurationError: the program is not installed.
         ProgramFailed: it did not do its work.
-        NotReached: its address does not lead to the receiver, or leads to more.
+        NotReached: no receiver answers, or the address does not lead to it, or leads to more.
     """
     # A receiver that is not there is the commonest mistake: known before anything is opened.
+    if told := await missing(local):
+        raise NotReached(told)
     await reached(local, local, source, secret, within_s=0)
-    async with running(program, public=public) as started:
-        probing = asyncio.create_task(_probed(program.settle_s, started.url, local, source, secret), name="probe")
+    async with running(program, tell) as started:
+        tell(f"it gave {started.url}")
+        tell(f"probing whether that leads to {local}, for {WITHIN_S:.0f} s at most")
+        probing = asyncio.create_task(_probed(started, local, source, secret, tell), name="probe")
         try:
             await asyncio.wait({probing, started.ended}, return_when=asyncio.FIRST_COMPLETED)
             if not probing.done():
-                raise ProgramFailed(f"{program.name} ended by itself: {started.ended.result()}; {program.hint}")
+                raise started.failed("while its address was probed")
             await probing
         finally:
             await ended([probing])
         yield started
 
 
-async def _probed(settle_s: float, public: str, local: str, source: Source, secret: str) -> None:
-    await asyncio.sleep(settle_s)
-    await reached(public, local, source, secret)
+async def _probed(started: Running, local: str, source: Source, secret: str, tell: Tell) -> None:
+    await asyncio.sleep(started.program.settle_s)
+    await reached(started.url, local, source, secret, tell=tell)
 
 
 @asynccontextmanager

@@ -20,6 +20,7 @@ from webhooks.errors import ConfigurationError
 from webhooks.feed import KEEP_ALIVE_S
 from webhooks.sources.reading import mapping
 from webhooks.tunnel.items import Item, read
+from webhooks.tunnel.reasons import why
 from webhooks.tunnel.relay import Sleep, Tell, wait_s
 
 SILENT_S = KEEP_ALIVE_S + 10
@@ -92,7 +93,7 @@ class Follower:
                         self._after = item.cursor
                 reason = "it ended the connection"
             except (httpx.RequestError, httpx.StreamError, _Away) as error:
-                reason = " ".join(str(error).split()) or type(error).__name__
+                reason = why(error)
             failures += 1
             pause_s = wait_s(failures, FIRST_WAIT_S, LONGEST_WAIT_S)
             self._tell(f"not connected to {self._url} ({reason}): trying again in {pause_s:.1f} s")

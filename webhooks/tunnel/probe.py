@@ -25,6 +25,8 @@ from webhooks.sending import opened, target
 from webhooks.signatures import sign
 from webhooks.sources import Source
 from webhooks.sources.reading import mapping
+from webhooks.tunnel.reasons import why
+from webhooks.tunnel.relay import Tell
 
 FIELD = "webhooks_probe"
 _BEGIN = f'{{"{FIELD}": "'.encode()
@@ -34,6 +36,7 @@ ASK_EVERY_S = 1.0
 # A name made a moment ago is often not known everywhere yet.
 WITHIN_S = 60.0
 ASK_WITHIN_S = 10.0
+TELL_EVERY_S = 5.0
 # Paths that only a control plane has.
 PRIVATE = ("/readyz", "/metrics", "/api/status")
 
@@ -92,7 +95,15 @@ async def takes(base: str, source: Source, secret: str) -> bool:
     raise NotReached(f"{base} is no receiver of ours: it answered {status} to a signed probe")
 
 
-async def reached(public: str, local: str, source: Source, secret: str, *, within_s: float = WITHIN_S) -> None:
+async def reached(
+    public: str,
+    local: str,
+    source: Source,
+    secret: str,
+    *,
+    within_s: float = WITHIN_S,
+    tell: Tell = lambda _: None,
+) -> None:
     """Return once a public address is known to lead to the receiver, and to nothing private.
 
     Args:
@@ -101,19 +112,24 @@ async def reached(public: str, local: str, source: Source, secret: str, *, withi
         source: one of the receiver's sources.
         secret: one of that source's.
         within_s: how long to go on asking.
+        tell: called, every few seconds, with why it does not lead there yet.
 
     Raises:
         NotReached: it does not, or the receiver is not there.
         ConfigurationError: nothing can be signed with the secret.
     """
-    until = time.monotonic() + within_s
+    begun = told = time.monotonic()
     async with opened(local) as here, opened(public) as there:
         while True:
             wrong = await _unlike(here, local, there, public, made(source, secret, time.time()))
             if wrong is None and (wrong := await _unsettled(there, public)) is None:
                 return
-            if time.monotonic() + ASK_EVERY_S > until:
+            now = time.monotonic()
+            if now + ASK_EVERY_S > begun + within_s:
                 raise NotReached(f"{public} does not lead to the receiver at {local}: {wrong}")
+            if now >= told + TELL_EVERY_S:
+                tell(f"not yet, after {now - begun:.0f} s: {wrong}")
+                told = now
             await asyncio.sleep(ASK_EVERY_S)
 
 
@@ -146,7 +162,7 @@ async def _ask(client: httpx.AsyncClient, base: str, probe: Probe) -> tuple[int,
             url, headers=list(probe.headers), content=probe.body, follow_redirects=False, timeout=ASK_WITHIN_S
         )
     except (httpx.HTTPError, httpx.InvalidURL) as error:
-        raise NotReached(f"no answer from {url}: {' '.join(str(error).split()) or type(error).__name__}") from None
+        raise NotReached(f"no answer from {url}: {why(error)}") from None
     try:
         return response.status_code, mapping(response.json())
     except ValueError:
@@ -164,7 +180,7 @@ async def _unsettled(there: httpx.AsyncClient, public: str) -> str | None:
         try:
             response = await there.get(url, follow_redirects=False, timeout=ASK_WITHIN_S)
         except (httpx.HTTPError, httpx.InvalidURL) as error:
-            return f"no answer from {url}: {str(error) or type(error).__name__}"
+            return f"no answer from {url}: {why(error)}"
         if response.status_code >= 500:
             return f"{url} answers {response.status_code}"
         if response.status_code != 404:

@@ -15,11 +15,13 @@ from webhooks.delivery import Headers
 from webhooks.errors import ConfigurationError
 from webhooks.sending import Answer, resigned, send
 from webhooks.sources import Source
+from webhooks.tunnel.reasons import fault
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 2.0
 
 Sleep = Callable[[float], Awaitable[None]]
 Tell = Callable[[str], None]
+"""Tells a person something, in one line. What others wrote may be in it, as it is: whoever shows it sees to that."""
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -132,7 +134,8 @@ class Relay:
                 away += 1
                 if away == 1:
                     away_since = loop.time()
-                    self._tell(f"{self.base} is away, waiting for it: {answer.cause}")
+                    answered = "" if answer.status is None else "it answered "
+                    self._tell(f"{self.base} is away, waiting for it: {answered}{fault(answer)}")
                 asked_s = 0.0 if answer.retry_after is None else answer.retry_after.total_seconds()
                 await self._sleep(max(wait_s(away), min(asked_s, LONGEST_WAIT_S)))
                 continue

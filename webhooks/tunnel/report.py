@@ -12,6 +12,7 @@ from webhooks.errors import Unreadable
 from webhooks.feed import MOST_COUNTED
 from webhooks.sending import Answer
 from webhooks.sources import Source
+from webhooks.tunnel.reasons import said
 from webhooks.tunnel.relay import Incoming, Tell
 
 MOST_READ = 1024 * 1024
@@ -34,11 +35,6 @@ def named(sources: Mapping[str, Source], incoming: Incoming) -> str:
         if names:
             return ", ".join(names[:MOST_NAMES]) + (", …" if len(names) > MOST_NAMES else "")
     return next((value for name, value in incoming.headers if name in HEADERS), "-")
-
-
-def in_line(text: str) -> str:
-    """Return a text of which others wrote a part so that it cannot begin another line, nor cover this one."""
-    return text.replace("\n", "\\n").replace("\r", "\\r")
 
 
 def ago(moment: datetime) -> str:
@@ -92,19 +88,19 @@ class Report:
 
     def skipped(self, incoming: Incoming, answer: Answer) -> None:
         self.counts["skipped"] += 1
-        self._line(incoming, answer, f"skipped: {answer.cause}")
+        self._line(incoming, answer, ": ".join(part for part in ("skipped", said(answer)) if part))
 
     def pruned(self, source: str, id: int, received_at: datetime) -> None:
         self.counts["pruned"] += 1
-        what = f"{in_line(source)}  #{id} of {local(received_at)}"
+        what = f"{source}  #{id} of {local(received_at)}"
         self.tell(f"{clock()}  {what} cannot be passed on: its body was pruned there")
 
     def _line(self, incoming: Incoming, answer: Answer, became: str) -> None:
         number = "" if incoming.id is None else f"#{incoming.id} "
         here = "" if answer.delivery is None else f", delivery {answer.delivery} here"
         status = "no answer" if answer.status is None else str(answer.status)
-        said = f"{incoming.source}  {named(self.sources, incoming)}  {number}→ {status} {became}{here}"
-        self.tell(f"{clock()}  {in_line(said)}  {answer.seconds * 1000:.0f} ms")
+        what = f"{incoming.source}  {named(self.sources, incoming)}  {number}→ {status} {became}{here}"
+        self.tell(f"{clock()}  {what}  {answer.seconds * 1000:.0f} ms")
 
     def summary(self, connections: int) -> str:
         """Return what it came to, over so many connections."""

@@ -10,14 +10,25 @@ from webhooks.sending import Answer
 from webhooks.tunnel.bookmark import Bookmark
 from webhooks.tunnel.follower import Follower
 from webhooks.tunnel.items import Arrived, Pruned, Standing
+from webhooks.tunnel.reasons import fault
 from webhooks.tunnel.relay import Incoming, Relay, taken
-from webhooks.tunnel.report import Report, in_line
+from webhooks.tunnel.report import Report
 
 OnError = Literal["stop", "skip"]
 
 
 class Stopped(WebhooksError):
-    """The local receiver refused a delivery, and `--on-error` says to stop there."""
+    """The local receiver refused a delivery, and `--on-error` says to stop there.
+
+    Args:
+        message: which, and why.
+        advice: what a person may do, each in a line; they are the error's notes.
+    """
+
+    def __init__(self, message: str, *advice: str) -> None:
+        super().__init__(message)
+        for line in advice:
+            self.add_note(line)
 
 
 async def carry(follower: Follower, relay: Relay, kept: Bookmark, report: Report, on_error: OnError = "stop") -> None:
@@ -33,7 +44,7 @@ async def carry(follower: Follower, relay: Relay, kept: Bookmark, report: Report
         on_error: what to do when the local receiver finally refuses one.
 
     Raises:
-        Stopped: it refused one; the message says which, why, and how to go on.
+        Stopped: it refused one; it says which, why, and how to go on.
         WebhooksError: the feed is not served to us, or the place cannot be kept.
     """
     async with aclosing(follower.items()) as items:
@@ -50,32 +61,37 @@ async def carry(follower: Follower, relay: Relay, kept: Bookmark, report: Report
                     elif on_error == "skip":
                         report.skipped(item.delivery, answer)
                     else:
-                        raise Stopped(_stopped(item, answer, relay))
+                        raise _stopped(item, answer, relay)
             kept.keep(item.cursor)
 
 
-def _stopped(item: Arrived, answer: Answer, relay: Relay) -> str:
+def _stopped(item: Arrived, answer: Answer, relay: Relay) -> Stopped:
     delivery = item.delivery
-    lines = [
-        f"stopped at {in_line(delivery.source)} #{delivery.id}: {relay.base} refused it "
-        f"({answer.status or 'it could not be sent'}: {in_line(str(answer.cause))})",
-        *advice(delivery, answer, relay),
-        "started again, the tunnel goes on with this delivery",
+    return Stopped(
+        f"stopped at {delivery.source} #{delivery.id}: {relay.base} refused it ({fault(answer)})",
+        *_advice(delivery, answer, relay),
+        "started again without --since, the tunnel goes on with this delivery",
         f"to leave it out: --since {item.cursor}; to leave out all that are refused: --on-error skip",
-    ]
-    return "\n  ".join(lines)
+    )
 
 
-def advice(delivery: Incoming, answer: Answer, relay: Relay) -> list[str]:
-    """Return what a person may do about a refusal, as lines; none where nothing is known."""
-    name = in_line(delivery.source)
-    if answer.status == 401 and relay.signer is None:
-        return [
-            "the receiver here has another secret than the deployed one, or finds a signed time too old:",
-            "--resign signs with the secret known here",
-        ]
-    if answer.status == 401:
-        return [f"it was signed anew, with a secret of {name} that is not the receiver's: are they set alike here?"]
-    if answer.status == 404:
-        return [f"the consumer here has no source {name}: name those that it has with --source"]
-    return []
+def _advice(delivery: Incoming, answer: Answer, relay: Relay) -> list[str]:
+    """Return what a person may do about a refusal, as far as its cause is known."""
+    name, signed_here = delivery.source, relay.signer is not None
+    match answer.cause:
+        case "bad_signature" if signed_here:
+            return [f"it was signed anew, with a secret of {name} that is not the receiver's: are they set alike here?"]
+        case "bad_signature":
+            return [
+                "the receiver here has another secret than the deployed one: --resign signs with the one known here"
+            ]
+        case "stale_timestamp" if not signed_here:
+            return ["its signed time is too old by now: --resign signs anew, with the secret known here"]
+        case "missing_signature" if not signed_here:
+            return ["it was stored without a signature: --resign signs it with the secret known here"]
+        case "unknown_source":
+            return [f"the consumer here has no source {name}: name those that it has with --source"]
+        case _ if answer.status == 404:
+            return [f"is {relay.base} the address of a receiver, and not that of a control plane?"]
+        case _:
+            return []

@@ -18,8 +18,9 @@ from webhooks.db import ended
 from webhooks.errors import ConfigurationError, Unreadable, WebhooksError
 from webhooks.sources import Source
 from webhooks.tunnel.message import Message, as_sent, read
+from webhooks.tunnel.reasons import fault, why
 from webhooks.tunnel.relay import Incoming, Relay, Sleep, Tell, taken, wait_s
-from webhooks.tunnel.report import Report, in_line
+from webhooks.tunnel.report import Report
 from webhooks.tunnel.session import OnError, Stopped
 
 # A ping comes every 30 s: after two that did not come the connection is dead, whatever the system believes.
@@ -31,6 +32,10 @@ REWRITTEN = (
     "its signature does not fit: a smee channel passes on what it parsed, not the bytes that were signed, and wrote "
     "this body anew (or the hook has another secret than this receiver). --resign signs with the secret known here"
 )
+UNSIGNED = (
+    "whoever posted it to the channel did not sign it, or it is for another source than --source names. --resign signs "
+    "with the secret known here"
+)
 
 
 class NotAChannel(WebhooksError):
@@ -38,7 +43,11 @@ class NotAChannel(WebhooksError):
 
 
 async def follow(
-    client: httpx.AsyncClient, channel: str, tell: Tell, sleep: Sleep = asyncio.sleep
+    client: httpx.AsyncClient,
+    channel: str,
+    tell: Tell,
+    sleep: Sleep = asyncio.sleep,
+    ready: asyncio.Event | None = None,
 ) -> AsyncGenerator[Message]:
     """Yield what is posted to a channel from now on, connecting again as often as it must.
 
@@ -47,6 +56,7 @@ async def follow(
         channel: its address, such as ``https://smee.io/abcdef``.
         tell: called with what a person should know.
         sleep: how to wait.
+        ready: set once what is posted from then on is heard.
 
     Raises:
         NotAChannel: nothing of the kind is there.
@@ -60,6 +70,8 @@ async def follow(
                     failures, worked = 0, True
                     if event.event == "ready":
                         tell(f"following {channel}; what is sent there while nobody follows is lost")
+                        if ready is not None:
+                            ready.set()
                     elif event.event == "message":
                         try:
                             message = read(event.data)
@@ -71,7 +83,7 @@ async def follow(
         except (httpx.RequestError, httpx.StreamError, NotAChannel) as error:
             if isinstance(error, NotAChannel) and not worked:
                 raise  # once it has worked, whoever answers in between (a proxy, a login page) will go away again
-            reason = " ".join(str(error).split()) or type(error).__name__
+            reason = why(error)
         failures += 1
         pause_s = wait_s(failures, FIRST_WAIT_S, LONGEST_WAIT_S)
         tell(f"not connected to {channel} ({reason}): trying again in {pause_s:.1f} s")
@@ -154,12 +166,13 @@ async def _pass(
     if taken(answer):
         report.passed(incoming, answer)
         return
-    fault = f"{relay.base} refused it ({answer.status or 'it could not be sent'}: {in_line(str(answer.cause))})"
-    if answer.status == 401 and relay.signer is None and sent is None:
-        fault += f"\n  {REWRITTEN}"
-    if on_error == "stop":
-        raise Stopped(
-            f"stopped at a delivery of {source.name}: {fault}\n  to leave out what is refused: --on-error skip"
-        )
+    hints = {"bad_signature": REWRITTEN, "missing_signature": UNSIGNED}
+    hint = hints.get(answer.cause or "") if relay.signer is None and sent is None else None
+    advice = [] if hint is None else [hint]
+    # Anybody may write to a channel: what nobody signed is no delivery, and does not end the tunnel for the others.
+    if on_error == "stop" and answer.cause != "missing_signature":
+        refused = f"stopped at a delivery of {source.name}: {relay.base} refused it ({fault(answer)})"
+        raise Stopped(refused, *advice, "to leave out what is refused: --on-error skip")
     report.skipped(incoming, answer)
-    report.tell(fault)
+    for line in advice:
+        report.tell(f"  {line}")
