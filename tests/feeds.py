@@ -19,7 +19,7 @@ from webhooks import Consumer, GitHub, Shortcut
 from webhooks.control import Control
 from webhooks.control.ask import Asker
 from webhooks.control.feed import Feed
-from webhooks.control.followers import Room, Seats
+from webhooks.control.followers import Seats
 from webhooks.control.health import Process
 
 
@@ -53,14 +53,13 @@ async def deployed(
     keep_alive_s: float = 15.0,
     most_bytes: int = 1 << 20,
     seats: Seats | None = None,
-    room: Room | None = None,
     **settings: Any,
 ) -> AsyncIterator[Deployed]:
     consumer = senders()
     async with stack(database_url, consumer, work=False, most_bytes=most_bytes, settings=quick(**settings)) as running:
         asker = Asker(running.pool)
         control = Control(Process(asker, quick(**settings), None, running.accepter), consumer)
-        control.feed = Feed(running.pool, consumer, keep_alive_s=keep_alive_s, seats=seats, room=room)
+        control.feed = Feed(running.pool, consumer, keep_alive_s=keep_alive_s, seats=seats)
         try:
             async with served(control.app()) as port:
                 try:

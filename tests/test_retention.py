@@ -40,6 +40,17 @@ def a_consumer() -> Consumer:
     return Consumer(gates=[a_gate()], sources=[Shortcut(), GitHub()])
 
 
+@pytest.fixture(autouse=True)
+def newest(request: pytest.FixtureRequest) -> None:
+    """A delivery that is behind all others in the feed: that one stays, and is seen to in a test of its own."""
+    if "database_url" in request.fixturenames:
+        with psycopg.connect(request.getfixturevalue("database_url"), autocommit=True) as connection:
+            connection.execute(
+                "INSERT INTO deliveries (source, dedup_key, body, accepted_xid, status)"
+                " VALUES ('shortcut', 'the newest', '', '9000000000000', 'processed')"
+            )
+
+
 async def pruned(pool: Pool, ages: Ages = ALL, *, dry: bool = False, consumer: Consumer | None = None) -> Report:
     return await prune(pool.transaction, consumer or a_consumer(), ages, dry=dry)
 
@@ -92,7 +103,7 @@ async def delivery(
 
 async def left(pool: Pool) -> dict[int, tuple[bool, bool]]:
     """The deliveries there are: whether each has its body, and its headers."""
-    rows = await sql(pool, "SELECT id, body, headers, headers_pruned_at FROM deliveries ORDER BY id")
+    rows = await sql(pool, "SELECT * FROM deliveries WHERE dedup_key <> 'the newest' ORDER BY id")
     return {row["id"]: (row["body"] is not None, row["headers_pruned_at"] is None) for row in rows}
 
 
@@ -117,6 +128,18 @@ async def test_what_is_kept_for_ever_stays(pool: Pool) -> None:
     assert await left(pool) == {id: (True, True)}
     assert counts(await pruned(pool, ALL.only(["bodies"]))) == {"bodies": 1}
     assert await left(pool) == {id: (False, True)}
+
+
+async def test_the_last_delivery_of_the_feed_stays_though_its_body_goes(pool: Pool) -> None:
+    """The place of whoever follows the feed names it, and holds nothing else against the database."""
+    await sql(pool, "DELETE FROM deliveries")
+    ids = [await delivery(pool, days) for days in (500, 300, 400)]
+    part = await delivery(pool, 400, parent=ids[-1], position=1)
+
+    report = await foretold(pool)
+
+    assert await left(pool) == {ids[-1]: (False, False), part: (False, True)}
+    assert counts(report) == {"keys": 2, "bodies": 1, "headers": 1}
 
 
 @pytest.mark.parametrize("status", ["received", "applying", "parked", "dead"])
@@ -255,10 +278,10 @@ async def test_a_pruned_delivery_that_is_run_again_is_dead_at_once_with_the_reas
         await running.sql("UPDATE deliveries SET status = 'received', not_before = now() WHERE id = %(id)s", id=id)
 
         async def dead() -> bool:
-            return [row["status"] for row in await running.deliveries()] == ["dead"]
+            return [row["status"] for row in await running.deliveries() if row["id"] == id] == ["dead"]
 
         await until(dead)
-        [row] = await running.deliveries()
+        [row] = [row for row in await running.deliveries() if row["id"] == id]
 
     assert row["attempt_count"] == 1
     assert row["last_error"].startswith(
@@ -277,7 +300,9 @@ async def test_a_copy_of_a_pruned_delivery_is_a_duplicate_and_is_not_applied_aga
             return all(row["status"] in ("processed", "ignored") for row in await running.deliveries())
 
         await until(done)
-        await running.sql("UPDATE deliveries SET received_at = now() - interval '40 days'")
+        await running.sql(
+            "UPDATE deliveries SET received_at = now() - interval '40 days' WHERE dedup_key <> 'the newest'"
+        )
         assert counts(await pruned(running.pool, consumer=consumer)) == {"bodies": 2, "headers": 2}
         for request in requests:
             answer = await running.send(request)

@@ -7,20 +7,20 @@
     event: position              now and then, while nothing comes: how far the feed is
     : keep-alive                 every fifteen seconds at least
 
-A response is written as fast as its follower reads, a page at a time, so that no follower costs more memory than one
-page or one body, and all of them together no more than `control/followers.py` says.
+A response is written as fast as its follower reads, a page and a piece of a body at a time, so that no follower costs
+more memory than these, however long bodies are and however slowly it reads.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import asynccontextmanager
+from collections.abc import AsyncGenerator, Awaitable, Callable
 from datetime import datetime, timedelta
 from functools import partial
-from typing import Literal
+from typing import Literal, TypeVar
 
 import psycopg
+import structlog
 from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.requests import Request
@@ -30,20 +30,24 @@ from webhooks import deliveries, feed
 from webhooks.consumer import Consumer
 from webhooks.control.answers import Answer
 from webhooks.control.ask import Asker
-from webhooks.control.followers import SMALL_BYTES, Room, Seated, Seats
-from webhooks.control.frames import KEEP_ALIVE, event, lag, time_of, written
+from webhooks.control.followers import COME_AGAIN_S, NoSeat, Seated, Seats
+from webhooks.control.frames import END, KEEP_ALIVE, event, lag, time_of, written
 from webhooks.control.operations import Operation, read_query
 from webhooks.control.watch import Watch
-from webhooks.db import ended, finished
+from webhooks.db import Transaction, ended, finished
 from webhooks.errors import Unavailable
-from webhooks.feed import Level, NotAPlace, Page, Place
+from webhooks.feed import Entry, Level, NotAPlace, Page, Place
 from webhooks.pool import Pool
+
+T = TypeVar("T")
+
+log = structlog.get_logger(__name__)
 
 WORTH_TELLING_S = 5.0
 AGAIN_AFTER_S = 1.0
-# A body of 26 MiB over a slow line to the database takes its time.
+# All followers ask over one connection, one after the other.
 WITHIN_S = 30.0
-LIMIT = "SET LOCAL statement_timeout = '30s'"
+LIMIT = "SET LOCAL statement_timeout = '10s'"
 
 After = Place | datetime | timedelta | Literal["now", "all"]
 
@@ -65,7 +69,7 @@ class FeedLag(Answer):
 
 
 class FeedWaiting(Answer):
-    """What lies between a place and the end of the feed; 100,000 deliveries are counted at most."""
+    """What lies between a place and the end of the feed; 10,000 deliveries are counted at most."""
 
     sources: list[str]
     waiting: int
@@ -91,14 +95,12 @@ class Feed:
         *,
         keep_alive_s: float = feed.KEEP_ALIVE_S,
         seats: Seats | None = None,
-        room: Room | None = None,
     ) -> None:
         self._asker = Asker(pool, WITHIN_S, LIMIT)
         self._watch = Watch(self._asker)
         self._sources = consumer.sources
         self._keep_alive_s = keep_alive_s
         self._seats = seats or Seats()
-        self._room = room or Room()
         self._stopping = asyncio.Event()
 
     def operations(self) -> list[Operation]:
@@ -133,11 +135,19 @@ class Feed:
         await self._asker.close()
 
     async def follow(self, request: Request) -> Response:
-        place, sources = await self._asked(request)
-        level = await self._watch.fresh()
-        hello = event("hello", place, {"version": 1, **await self._standing(place, level, sources)})
+        try:
+            self._seats.take()  # before anything is asked: whoever gets none costs nothing
+        except NoSeat as full:
+            return JSONResponse({"error": str(full)}, 503, {"retry-after": str(COME_AGAIN_S)})
+        try:
+            place, sources = await self._asked(request)
+            level = await self._watch.fresh()
+            hello = event("hello", place, {"version": 1, **await self._standing(place, level, sources)})
+        except BaseException:
+            self._seats.give()
+            raise
         events = _kept_alive(self._events(hello, place, level, sources), self._keep_alive_s, self._stopping)
-        return Seated(events, self._seats)
+        return Seated(events, self._seats, self._stopping)
 
     async def waiting(self, request: Request) -> Response:
         place, sources = await self._asked(request)
@@ -169,12 +179,17 @@ class Feed:
             yield hello
             told, told_at = place, loop.time()
             while True:
-                async with self._page(place, level, sources) as page:
-                    for piece in written(page.entries):
-                        yield piece
-                    if page.entries:
-                        told, told_at = page.entries[-1].place, loop.time()
-                    place, more = page.place, page.more
+                try:
+                    page = await self._page(place, sources)
+                    async for part in written(page.entries, self._piece):
+                        yield part
+                except (NotAPlace, _Gone) as reason:
+                    # Whoever comes again with its cursor is told, or given the delivery as one without a body.
+                    log.warning("a follower of the feed was ended", reason=str(reason))
+                    return
+                if page.entries:
+                    told, told_at = page.entries[-1].place, loop.time()
+                place, more = page.place, page.more
                 del page  # which need not be kept while nothing comes
                 if more:
                     continue
@@ -185,32 +200,23 @@ class Feed:
                     yield event("position", place, lag(level))
                     told, told_at = place, loop.time()
 
-    @asynccontextmanager
-    async def _page(self, place: Place, level: Level, sources: frozenset[str]) -> AsyncGenerator[Page]:
-        """Read the next page, as soon as the database answers and there is room for it; it is there for the block."""
-        held = 0
-        try:
-            while True:
-                try:
-                    page = await self._asker.ask(partial(feed.page, after=place, level=level, sources=sources))
-                except (Unavailable, psycopg.Error):
-                    await asyncio.sleep(AGAIN_AFTER_S)
-                    continue
-                size = sum(len(entry.body or b"") for entry in page.entries)
-                if size <= max(SMALL_BYTES, held):
-                    break
-                if self._room.take_now(size - held):
-                    held = size
-                    break
-                # Whoever waits holds nothing; it is read again when its turn comes.
-                del page
-                self._room.give(held)
-                held = 0
-                await self._room.take(size)
-                held = size
-            yield page
-        finally:
-            self._room.give(held)
+    async def _page(self, place: Place, sources: frozenset[str]) -> Page:
+        return await self._answer(partial(feed.page, after=place, sources=sources))
+
+    async def _piece(self, entry: Entry, start: int) -> bytes:
+        """Read the next bytes of a body, whose beginning is with the follower already."""
+        content = await self._answer(partial(feed.piece, entry=entry, start=start))
+        if not content:
+            raise _Gone(f"the rest of delivery {entry.id} is not kept any more")
+        return content
+
+    async def _answer(self, question: Callable[[Transaction], Awaitable[T]]) -> T:
+        """Ask until the database answers."""
+        while True:
+            try:
+                return await self._asker.ask(question)
+            except (Unavailable, psycopg.Error):
+                await asyncio.sleep(AGAIN_AFTER_S)
 
     async def _standing(self, place: Place, level: Level, sources: frozenset[str]) -> dict[str, object]:
         waiting = await self._asker.ask(partial(feed.waiting, after=place, level=level, sources=sources))
@@ -222,18 +228,27 @@ class Feed:
         }
 
 
+class _Gone(Exception):
+    """The rest of a body cannot be had; the message says of which delivery."""
+
+
 async def _kept_alive(events: AsyncGenerator[bytes], every_s: float, stopping: asyncio.Event) -> AsyncGenerator[bytes]:
-    """Pass events on, say something whenever none comes for long, and end when the process does."""
+    """Pass events on, say something between two whenever none comes for long, and end when the process does."""
     stop = asyncio.create_task(stopping.wait())
     step: asyncio.Task[bytes] | None = None
+    whole = True
     try:
         while not stopping.is_set():
             step = step or asyncio.create_task(_next(events))
             await asyncio.wait({step, stop}, timeout=every_s, return_when=asyncio.FIRST_COMPLETED)
             if step.done():
-                piece, step = step.result(), None
-                yield piece
-            elif not stop.done():
+                try:
+                    part, step = step.result(), None
+                except StopAsyncIteration:
+                    return
+                whole = part.endswith(END)
+                yield part
+            elif whole and not stop.done():
                 yield KEEP_ALIVE
     finally:
         stop.cancel()

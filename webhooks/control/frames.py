@@ -4,31 +4,39 @@ from __future__ import annotations
 
 import base64
 import json
-from collections.abc import Iterator, Mapping
+from collections.abc import AsyncGenerator, Awaitable, Callable, Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
 
 from webhooks import feed
-from webhooks.feed import Entry, Level, Place
+from webhooks.feed import PIECE_BYTES, Entry, Level, Place
 
-KEEP_ALIVE = b": keep-alive\n\n"
-PIECE_BYTES = 3 * 64 * 1024  # base64 writes three bytes as four characters, so that pieces can be joined
+END = b"\n\n"
+KEEP_ALIVE = b": keep-alive" + END
 
 
-def written(entries: list[Entry]) -> Iterator[bytes]:
-    """Write deliveries as events, in pieces of a bounded size whatever the size of a body."""
+async def written(
+    entries: Sequence[Entry], piece: Callable[[Entry, int], Awaitable[bytes]], most: int = PIECE_BYTES
+) -> AsyncGenerator[bytes]:
+    """Write deliveries as events, in parts of a bounded size whatever the size of a body.
+
+    Args:
+        entries: the deliveries, each with the beginning of its body.
+        piece: reads the next bytes of a body, behind so many.
+        most: what a part may have before it is written, in bytes.
+    """
     waiting = bytearray()
     for entry in entries:
-        for part in _parts(entry):
+        async for part in _parts(entry, piece):
             waiting += part
-            if len(waiting) >= PIECE_BYTES:
+            if len(waiting) >= most:
                 yield bytes(waiting)
                 waiting.clear()
     if waiting:
         yield bytes(waiting)
 
 
-def _parts(entry: Entry) -> Iterator[bytes]:
+async def _parts(entry: Entry, piece: Callable[[Entry, int], Awaitable[bytes]]) -> AsyncGenerator[bytes]:
     told: dict[str, object] = {
         "id": entry.id,
         "source": entry.source,
@@ -44,8 +52,12 @@ def _parts(entry: Entry) -> Iterator[bytes]:
     # The body comes last, so that it can be written piece by piece into the one line that an event's data is.
     head, end = event("delivery", entry.place, {**told, "body_base64": ""}).rsplit(b'"', 1)
     yield head
-    for start in range(0, len(entry.body), PIECE_BYTES):
-        yield base64.b64encode(entry.body[start : start + PIECE_BYTES])
+    yield base64.b64encode(entry.body)
+    start = len(entry.body)
+    while start < entry.body_bytes:
+        content = await piece(entry, start)
+        yield base64.b64encode(content)
+        start += len(content)
     yield b'"' + end
 
 

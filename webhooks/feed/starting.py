@@ -6,14 +6,9 @@ from datetime import datetime, timedelta
 from typing import Literal
 
 from webhooks.db import Transaction, compose
-from webhooks.feed.place import START, NotAPlace, Place
-from webhooks.feed.reading import FEED, level, place_of
+from webhooks.feed.place import START, Place
+from webhooks.feed.reading import FEED, found, level, place_of
 
-# A number that this server has not come to yet is one of another server's, though the delivery came along with a dump.
-NAMED = compose(
-    "SELECT accepted_xid::text AS xid, id, received_at FROM {deliveries}\n"
-    "WHERE id = %(id)s AND accepted_xid < pg_snapshot_xmax(pg_current_snapshot())"
-)
 # The last place before a time. MATERIALIZED, or the planner may look for the time along the feed, from its beginning.
 BEFORE = compose(
     "WITH recent AS MATERIALIZED (\n"
@@ -45,7 +40,8 @@ async def located(tx: Transaction, after: Place | datetime | timedelta | Literal
     if after == "all":
         return START
     if isinstance(after, Place):
-        return await _found(tx, after)
+        await found(tx, after)
+        return after
     last = (await level(tx)).last
     if after == "now":
         return last
@@ -55,15 +51,3 @@ async def located(tx: Transaction, after: Place | datetime | timedelta | Literal
         return last
     # Not past the horizon: a transaction that is still open may bring what was received meanwhile.
     return START if row["xid"] is None else min(place_of(row), last)
-
-
-async def _found(tx: Transaction, place: Place) -> Place:
-    if place == START:
-        return place
-    row = await (await tx.execute(NAMED, {"id": place.id})).fetchone()
-    if row is None or place_of(row) != place:
-        raise NotAPlace(
-            f"the delivery {place.id} that the cursor names is not here: it is of another database, or of this one "
-            "before it was restored, or so old that it was removed, and others after it; start with a time, or all"
-        )
-    return place

@@ -12,16 +12,22 @@ from typing import Any
 
 from psycopg.sql import SQL
 
-from webhooks.db import Transaction, compose
+from webhooks.db import Transaction, compose, table
 from webhooks.retention.ages import Before, old
 from webhooks.retention.step import LOOK, Line, Step, Walk, batch, counted
 
 FINAL = SQL("status IN ('processed', 'ignored')")
 FIRST = (datetime(1, 1, 1, tzinfo=UTC), 0)
 
+# The last delivery of the feed. The place of every follower that has caught up names it, and is known by it.
+FOLLOWED = SQL(
+    "(SELECT id FROM {} WHERE parent IS NULL AND replay_of IS NULL ORDER BY accepted_xid DESC, id DESC LIMIT 1)"
+).format(table("deliveries"))
 # Sizes are read from where a value is stored, not from the value.
 PAGE = compose(
-    "SELECT d.*, parts.count AS parts, d.final AND coalesce(parts.final, true) AS finished, parts.newest FROM (\n"
+    "SELECT d.*, parts.count AS parts, d.final AND coalesce(parts.final, true) AS finished, parts.newest,\n"
+    "    d.id = {followed} AS followed\n"
+    "FROM (\n"
     "    SELECT id, source, received_at, {final} AS final, octet_length(body) AS body_bytes,\n"
     "        CASE WHEN headers_pruned_at IS NULL THEN pg_column_size(headers) END AS header_bytes,\n"
     "        pg_column_size(ROW(source, dedup_key, event, reason, last_error, moved_rows)) + 100 AS row_bytes\n"
@@ -35,6 +41,7 @@ PAGE = compose(
     ") AS parts\n"
     "ORDER BY d.received_at, d.id",
     final=FINAL,
+    followed=FOLLOWED,
 )
 # Whoever replays or re-arms one of these locks its row first, so what is locked here stays as it is. Nobody is waited
 # for. Rows are locked in the order of their ids, as everywhere.
@@ -120,9 +127,12 @@ def contents(before: Before, *, dry: bool) -> Walk:
 
 
 def key_goes(row: Row, before: Before) -> bool:
-    """Say whether a delivery, with the events split from it, is removed; the youngest of them decides."""
+    """Say whether a delivery, with the events split from it, is removed; the youngest of them decides.
+
+    The last one of the feed is not: its followers go on from it.
+    """
     youngest = max(row["received_at"], row["newest"] or row["received_at"])
-    return bool(row["finished"]) and before.key_goes(row["source"], youngest)
+    return bool(row["finished"]) and not row["followed"] and before.key_goes(row["source"], youngest)
 
 
 def content_goes(row: Row, before: Before) -> tuple[bool, bool]:

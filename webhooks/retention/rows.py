@@ -17,7 +17,7 @@ from webhooks.gate import Gate
 from webhooks.inbox import inbox
 from webhooks.notify import notifications
 from webhooks.retention.ages import Before, old
-from webhooks.retention.deliveries import FINAL
+from webhooks.retention.deliveries import FINAL, FOLLOWED
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,10 @@ def attempt_is_over(row: Row | None, claim_seq: int) -> bool:
 # Since when a row ages that retention itself removes, a request together with its events.
 AGES_SINCE: dict[str, Composable] = {
     inbox.table: SQL(
-        "g.source, (SELECT CASE WHEN bool_and({final}) THEN max(received_at) END FROM {deliveries}\n"
-        "        WHERE id = coalesce(g.parent, g.id) OR parent = coalesce(g.parent, g.id)) AS ages_since"
-    ).format(final=FINAL, deliveries=table("deliveries")),
+        "g.source, CASE WHEN coalesce(g.parent, g.id) IS DISTINCT FROM {followed} THEN (\n"
+        "        SELECT CASE WHEN bool_and({final}) THEN max(received_at) END FROM {deliveries}\n"
+        "        WHERE id = coalesce(g.parent, g.id) OR parent = coalesce(g.parent, g.id)) END AS ages_since"
+    ).format(final=FINAL, followed=FOLLOWED, deliveries=table("deliveries")),
     notifications.table: SQL(
         "NULL AS source, CASE WHEN g.status IN ('notified', 'dropped') THEN g.escalated_at END AS ages_since"
     ),

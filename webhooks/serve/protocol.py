@@ -40,6 +40,8 @@ class BoundedProtocol(HttpToolsProtocol):
     def on_message_begin(self) -> None:
         self._others = self._body = 0
         super().on_message_begin()
+        # For an answer that somebody does not take: to close such a connection would wait for that.
+        self.scope["webhooks.abort"] = self.transport.abort  # type: ignore[typeddict-unknown-key]
 
     def on_body(self, body: bytes) -> None:
         self._others -= len(body)
