@@ -7,6 +7,7 @@ import gzip
 import hashlib
 import hmac
 import json
+import tracemalloc
 import zlib
 from collections.abc import Sequence
 from dataclasses import replace
@@ -20,8 +21,9 @@ from hypothesis import strategies as st
 from webhooks import GitHub, Shortcut, StandardWebhooks
 from webhooks.delivery import Headers
 from webhooks.hints import Evidence, Other, hints, span
-from webhooks.rewriting import LONG_BYTES, MOST_UNZIPPED_BYTES, guesses
+from webhooks.rewriting import MOST_JSON_BYTES, MOST_UNZIPPED_BYTES, MOST_WRITTEN_BYTES, Budget, guesses
 from webhooks.signatures import Recipe, sign
+from webhooks.tunnel import message
 
 NOW = 1_800_000_000.0
 SECRET = "an invented secret"
@@ -141,7 +143,14 @@ def test_a_small_body_that_unpacks_to_gigabytes_is_not_unpacked() -> None:
     packer = zlib.compressobj(9)
     packed = b"".join(packer.compress(b"\0" * (1 << 20)) for _ in range(200)) + packer.flush()
     headers = (*signed(SENT), ("content-encoding", "deflate"))
-    assert max(len(sent) for _, sent in guesses(headers, packed)) == MOST_UNZIPPED_BYTES < 200 << 20
+    tracemalloc.start()
+    try:
+        budget = Budget()
+        assert max(len(sent) for _, sent in guesses(headers, packed, budget)) < 2 * len(packed)
+        assert budget.left_out
+        assert tracemalloc.get_traced_memory()[1] < 3 * MOST_UNZIPPED_BYTES < 200 << 20
+    finally:
+        tracemalloc.stop()
     assert "it came compressed" in told(evidence(headers, packed))
 
 
@@ -363,7 +372,85 @@ def test_whatever_was_kept_there_is_an_answer_and_never_an_exception(
     assert all(isinstance(sentence, str) and sentence for sentence in found)
 
 
+# What is long, or made to be dear
+
+
+def nested(leaf: str, size: int, depth: int = 900) -> bytes:
+    """An array in an array, and so on, around as many leaves as fit: indented, it is a thousand times as long."""
+    leaves = ",".join([leaf] * ((size - 2 * depth) // len(f"{leaf},".encode())))
+    return f"{'[' * depth}{leaves}{']' * depth}".encode()
+
+
+HOSTILE = [
+    nested('"/<é"', 255_000),
+    nested('"/<é"', 1_000_000),
+    nested("1", 1_000_000),
+    nested("1E9", 1_000_000, depth=1),
+    b'["' + b"<" * 1_000_000 + b'"]',
+    b'["' + b"\\\\" * 500_000 + b'"]',
+]
+
+
+@pytest.mark.parametrize("body", HOSTILE, ids=lambda body: f"{body[899:906].decode(errors='replace')} {len(body)}")
+def test_guessing_at_a_body_that_is_made_to_be_dear_writes_and_holds_no_more_than_it_may(body: bytes) -> None:
+    tracemalloc.start()
+    try:
+        assert sum(len(sent) for _, sent in guesses((), body, Budget())) <= MOST_WRITTEN_BYTES
+        assert tracemalloc.get_traced_memory()[1] < 3 * MOST_WRITTEN_BYTES
+    finally:
+        tracemalloc.stop()
+
+
+def test_what_indenting_would_make_many_times_as_long_is_not_indented_and_all_else_is_tried() -> None:
+    body = nested('{"é":1,"a":2}', 20_000)
+    budget = Budget()
+    tried = [how for how, _ in guesses((), body, budget)]
+    assert budget.left_out
+    assert not any("indented" in how for how in tried)
+    assert any("with sorted keys and spaces, with non-ASCII escaped" in how for how in tried)
+    assert "nothing that was tried fits, and not everything was tried" in told(evidence(signed(b"{}"), body))
+
+
+def test_a_short_body_that_nests_a_little_is_tried_in_every_way() -> None:
+    budget = Budget()
+    assert any("indented by four" in how for how, _ in guesses((), nested("1", 500, depth=20), budget))
+    assert not budget.left_out
+
+
+LONG: list[dict[str, Any]] = [{"url": "https://example.org/é?<b>", "n": n, "a": [n]} for n in range(14_000)]
+
+
+@pytest.mark.parametrize(
+    ("how", "said"),
+    [
+        ({"separators": (",", ":"), "ensure_ascii": False}, "re-serialised compactly:"),
+        ({"ensure_ascii": True}, "re-serialised with non-ASCII escaped:"),
+        ({"sort_keys": True, "ensure_ascii": False}, "re-serialised with sorted keys and spaces:"),
+        ({"indent": 2, "ensure_ascii": False}, "re-serialised indented by two:"),
+    ],
+)
+def test_the_likelier_ways_are_tried_on_the_longest_body_too(how: dict[str, Any], said: str) -> None:
+    arrived = json.dumps(LONG, ensure_ascii=False).encode()
+    assert MOST_JSON_BYTES * 0.8 < len(arrived) < MOST_JSON_BYTES
+    assert said in told(evidence(signed(json.dumps(LONG, **how).encode()), arrived))
+
+
 def test_a_long_body_is_tried_in_fewer_ways_than_a_short_one() -> None:
-    short, long = (json.dumps([{"n": n, "t": "é / <b>"} for n in range(count)]).encode() for count in (5, 5000))
-    assert len(short) < LONG_BYTES < len(long)
-    assert 10 < len(list(guesses((), long))) < len(list(guesses((), short))) < 250
+    short, long, longer = (json.dumps(items).encode() for items in (LONG[:5], LONG[:13_000], LONG * 2))
+    assert len(long) < MOST_JSON_BYTES < len(longer)
+    ways = [sum("re-serialised" in how for how, _ in guesses((), body, Budget())) for body in (longer, long, short)]
+    assert 0 == ways[0] < 10 < ways[1] < ways[2] < 250
+
+
+def test_what_a_channel_tells_is_guessed_at_for_less_than_a_refused_request_is() -> None:
+    class Counting(GitHub):
+        tried = 0
+
+        def verify(self, headers: Headers, body: bytes, secrets: Sequence[str], now: float) -> None:
+            self.tried += len(body)
+            super().verify(headers, body, secrets, now)
+
+    source, body = Counting(), nested('"/<é"', 255_000)
+    told = json.dumps(dict(hub("sha256=" + "0" * 64)))[:-1].encode() + b',"body":' + body + b"}"
+    assert message.as_sent(source, message.read(told.decode()), [SECRET], 0) is None
+    assert 2 * len(body) < source.tried <= len(body) + message.MOST_WRITTEN_BYTES < MOST_WRITTEN_BYTES

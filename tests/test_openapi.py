@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
+import threading
 import time
 from typing import Any
 
@@ -50,7 +52,7 @@ class Description:
         return answer.json()
 
 
-async def refused(running: Stack) -> None:
+async def refused(running: Stack, other: bytes = b"\xff") -> None:
     """Two requests that were refused, of which one is right by the secret in force."""
     body = stories(9)
     now = time.time()
@@ -65,10 +67,23 @@ async def refused(running: Stack) -> None:
             received_at=now,
             last_at=now,
         )
-        for secret, sent in ((SECRET, body), ("another secret", b"\xff"))
+        for secret, sent in ((SECRET, body), ("another secret", other))
     ]
     async with running.pool.transaction() as tx:
         await store(tx, rejections)
+
+
+async def test_the_hints_of_many_refused_requests_are_worked_out_one_at_a_time_beside_the_loop(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("WEBHOOKS_SECRET_SHORTCUT", SECRET)
+    async with after_some_work(database_url) as (running, client):
+        await refused(running, json.dumps(["/<é"] * 40_000).encode())
+        before = {*threading.enumerate()}
+        looks = [client.get("/api/rejections/2") for _ in range(5)]
+        answers = await asyncio.gather(*looks)
+        assert all(answer.json()["hints"] for answer in answers)
+        assert len([new for new in {*threading.enumerate()} - before if new.name.startswith("hints")]) == 1
 
 
 async def replays_hold(told: Description) -> None:

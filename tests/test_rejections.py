@@ -654,6 +654,16 @@ async def test_the_command_shows_one_with_headers_body_and_hints(here: Here) -> 
 
 
 @pytest.mark.usefixtures("_as_serve")
+async def test_a_body_that_indenting_would_make_many_times_as_long_is_shown_as_it_came(here: Here) -> None:
+    body = b"[" * 900 + b",".join([b"1"] * 50_000) + b"]" * 900
+    await here.send(from_shortcut(body, signature=WRONG))
+    [row] = await here.rows(1)
+    shown = await ran("show", str(row["id"]))
+    assert body.decode() in shown
+    assert len(shown) < 2 * len(body)
+
+
+@pytest.mark.usefixtures("_as_serve")
 async def test_the_command_accepts_only_with_yes_and_exits_with_1_while_some_stay_refused(
     here: Here, monkeypatch: pytest.MonkeyPatch
 ) -> None:

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import base64
-import json
 import re
 from dataclasses import dataclass
 from datetime import datetime, timedelta
@@ -14,6 +13,7 @@ from psycopg.sql import SQL
 from webhooks.db import Transaction, clean, compose
 from webhooks.delivery import Headers
 from webhooks.errors import Unreadable
+from webhooks.rewriting import MOST_GROWTH, SHORT_BYTES, TooLong, indented
 from webhooks.sources import GitHub
 from webhooks.sources.reading import is_array, is_object
 
@@ -127,10 +127,14 @@ def _plain(value: Any) -> Any:
 
 
 def readable(headers: Headers, body: bytes) -> str:
-    """Return a body for a person: JSON indented, also where it came in a form; any other text as it is."""
+    """Return a body for a person: JSON indented, also where it came in a form; any other text as it is.
+
+    JSON that nests so deep that indenting makes it many times as long stays as it is too.
+    """
     try:
-        return json.dumps(GitHub().read(headers, body), indent=2, ensure_ascii=False)
-    except Unreadable:
+        read = GitHub().read(headers, body)
+        return indented(read, 2, max(MOST_GROWTH * len(body), SHORT_BYTES)).decode("utf-8", "surrogatepass")
+    except (Unreadable, TooLong):
         return body.decode("utf-8", "replace")
 
 

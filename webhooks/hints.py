@@ -80,13 +80,15 @@ def hints(evidence: Evidence) -> list[str]:
     found += _secret_missing(evidence)
     found += _wrong_address(evidence)
     found += _header(evidence)
-    trials = _trials(evidence, evidence.body)
+    budget = rewriting.Budget()
+    trials = _trials(evidence, evidence.body, budget)
     confirmed = next((t.told for t in trials if _fits(t.recipe, t.headers, t.body, t.secrets)), None)
     found += [confirmed] if confirmed else [*_appearance(evidence, evidence.body)]
     if not found:
+        short = ", and not everything was tried on a body so long or so deeply nested" if budget.left_out else ""
         found.append(
-            f"nothing that was tried fits: most likely the secret here ({secret_variable(evidence.source)}) is not "
-            "the one that the provider signs with; set it anew on both sides"
+            f"nothing that was tried fits{short}: most likely the secret here ({secret_variable(evidence.source)}) "
+            "is not the one that the provider signs with; set it anew on both sides"
         )
     return found + _clock(evidence)
 
@@ -212,7 +214,7 @@ class _Trial(NamedTuple):
     secrets: Sequence[str]
 
 
-def _trials(evidence: Evidence, body: bytes) -> Iterator[_Trial]:
+def _trials(evidence: Evidence, body: bytes, budget: rewriting.Budget) -> Iterator[_Trial]:
     recipe, headers, secrets = evidence.recipe, evidence.headers, evidence.secrets
     variable = secret_variable(evidence.source)
     told = (
@@ -231,7 +233,7 @@ def _trials(evidence: Evidence, body: bytes) -> Iterator[_Trial]:
         yield _Trial(f"the signature is right {how} ({variable})", read_as, headers, body, (secret,))
     for told, read_as, sent in respelling.other_spellings(recipe, headers):
         yield _Trial(told, read_as, sent, body, secrets)
-    for how, guess in rewriting.guesses(headers, body):
+    for how, guess in rewriting.guesses(headers, body, budget):
         yield _Trial(f"the signature is right {how}", recipe, headers, guess, secrets)
 
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import asdict
 from typing import Any
 
@@ -66,6 +67,8 @@ class Rejections:
     def __init__(self, process: Process, consumer: Consumer) -> None:
         self._process = process
         self._consumer = consumer
+        # A long body takes a second: not in the loop that answers everybody, and not for several who look at once.
+        self._explaining = ThreadPoolExecutor(1, "hints")
 
     def operations(self) -> list[Operation]:
         return [
@@ -175,8 +178,8 @@ class Rejections:
     async def _hints(self, row: dict[str, Any] | None) -> list[str]:
         if row is None:
             return []
-        # A long body takes a second: not in the loop that answers everybody.
-        return await asyncio.to_thread(explanation.explained, row, self._consumer.sources, self._known())
+        loop, known = asyncio.get_running_loop(), self._known()
+        return await loop.run_in_executor(self._explaining, explanation.explained, row, self._consumer.sources, known)
 
     def _known(self) -> explanation.Known:
         return explanation.known(self._consumer.sources, self._process.settings.home)

@@ -17,11 +17,13 @@ from urllib.parse import quote_plus
 
 from webhooks.delivery import Headers
 from webhooks.errors import Refused, Unreadable
-from webhooks.rewriting import guesses
+from webhooks.rewriting import Budget, guesses
 from webhooks.sources import Source
 from webhooks.sources.reading import first, is_object, sequence
 
 MOST_GUESSED = 256 * 1024
+# What is posted to a channel is nobody's in particular, and is read where the tunnel's loop waits for it.
+MOST_WRITTEN_BYTES = 8 * 1024 * 1024
 OURS = frozenset({"body", "query", "timestamp", "rawdata", "rawbody"})
 EXACT = ("rawdata", "rawbody")
 """Members in which a channel of one's own may pass on the bytes themselves (probot/smee.io#55)."""
@@ -169,5 +171,5 @@ def as_sent(source: Source, message: Message, secrets: Sequence[str], now: float
 def _candidates(message: Message) -> Iterator[bytes]:
     yield from message.writings
     if len(message.writings[0]) <= MOST_GUESSED:
-        for _, body in guesses(message.headers, message.writings[0]):
+        for _, body in guesses(message.headers, message.writings[0], Budget(MOST_WRITTEN_BYTES)):
             yield body
