@@ -2,7 +2,11 @@
 
 from __future__ import annotations
 
+import asyncio
+import gzip
 import hashlib
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager, suppress
 from datetime import UTC, datetime, timedelta
 from email.utils import format_datetime
 
@@ -15,7 +19,7 @@ from starlette.requests import Request
 from starlette.responses import JSONResponse, RedirectResponse, Response
 from starlette.routing import Route
 
-from webhooks import GitHub, Shortcut, StandardWebhooks
+from webhooks import GitHub, Shortcut, StandardWebhooks, sending
 from webhooks.errors import ConfigurationError
 from webhooks.sending import Outcome, on_this_machine, opened, read_retry_after, resigned, send, target
 from webhooks.signatures import new_secret
@@ -51,8 +55,16 @@ def test_an_address_that_has_the_path_already_is_refused_rather_than_given_it_tw
         target("http://127.0.0.1:8000/webhooks/github", "github")
 
 
-def test_a_source_cannot_lead_out_of_its_path() -> None:
-    assert target(BASE, "../admin?x=1") == f"{BASE}/webhooks/..%2Fadmin%3Fx%3D1"
+@pytest.mark.parametrize(
+    "name", ["..", ".", "", "../admin", "a/b", "%2e%2e", "a?b", "a#b", "a b", "é", "x" * 200, "a\n"]
+)
+async def test_what_is_no_name_of_a_source_leads_nowhere(name: str) -> None:
+    """A client would read `..` as a step up, and post to another path."""
+    with pytest.raises(ConfigurationError, match="no name of a source"):
+        target(BASE, name)
+    async with opened(BASE) as client:
+        with pytest.raises(ConfigurationError, match="no name of a source"):
+            await send(client, BASE, name, (), b"{}")
 
 
 @pytest.mark.parametrize(
@@ -149,7 +161,8 @@ async def test_every_answer_has_one_meaning(response: httpx.Response, outcome: O
     [
         (httpx.ConnectError("refused"), "unavailable"),
         (httpx.ReadTimeout("late"), "unavailable"),
-        (httpx.RemoteProtocolError("cut"), "unavailable"),
+        (httpx.RemoteProtocolError("Server disconnected without sending a response."), "unavailable"),
+        (httpx.RemoteProtocolError("illegal status line"), "failed"),
         (httpx.LocalProtocolError("illegal"), "failed"),
     ],
 )
@@ -170,6 +183,95 @@ async def test_a_line_that_no_request_can_have_fails_and_nothing_is_sent(headers
             answer = await send(client, base, "github", headers, b"{}")
 
     assert answer.outcome == "failed"
+
+
+@asynccontextmanager
+async def speaking(answer: bytes, *, hold: bool = False) -> AsyncIterator[tuple[str, list[bytes]]]:
+    """A receiver that answers with these bytes, whatever they are, and closes; its address, and what it was asked."""
+    asked: list[bytes] = []
+    speakers: set[asyncio.Task[None] | None] = set()
+
+    async def speak(reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
+        speakers.add(asyncio.current_task())
+        asked.append(await reader.readuntil(b"\r\n\r\n"))
+        with suppress(ConnectionError):
+            writer.write(answer)
+            await writer.drain()
+            if hold:
+                await reader.read()  # until the other side has enough
+        writer.close()
+        with suppress(ConnectionError):
+            await writer.wait_closed()
+
+    server = await asyncio.start_server(speak, "127.0.0.1", 0)
+    try:
+        yield f"http://127.0.0.1:{server.sockets[0].getsockname()[1]}", asked
+    finally:
+        server.close()
+        await asyncio.gather(*(speaker for speaker in speakers if speaker is not None))
+
+
+@pytest.mark.parametrize(
+    ("answer", "outcome", "status", "words"),
+    [
+        (b"200 OK\r\nContent-Length: 900\r\n\r\n{", "accepted", 200, ""),
+        (b"202 OK\r\nTransfer-Encoding: chunked\r\n\r\nffff\r\n{", "accepted", 202, ""),
+        (b"202 OK\r\nTransfer-Encoding: chunked\r\n\r\nnonsense", "accepted", 202, ""),
+        (b"401 No\r\nContent-Length: 900\r\n\r\n{", "refused", 401, "answered 401: {"),
+        (b"503 No\r\nContent-Length: 900\r\n\r\n", "unavailable", 503, "answered 503"),
+        (
+            b"307 X\r\nLocation: /\x1b[2J\x07\r\nContent-Length: 0\r\n\r\n",
+            "refused",
+            307,
+            "redirected to /\x1b[2J\x07, which",
+        ),
+        (b"307 X\r\nLocation: /\xff\x9b\r\nContent-Length: 0\r\n\r\n", "refused", 307, "redirected to /"),
+        (
+            b"302 X\r\nLocation: http://h:99999999/\r\nContent-Length: 0\r\n\r\n",
+            "refused",
+            302,
+            "redirected to http://h",
+        ),
+        (b"101 X\r\nUpgrade: x\r\n\r\n", "failed", None, "what it answered is no answer to a POST: "),
+        (b"200 OK\r\n" + b"X-A: b\r\n" * 60_000, "failed", None, "what it answered is no answer to a POST: "),
+        (b"200 O", "unavailable", None, "Server disconnected without"),
+    ],
+)
+async def test_the_status_is_the_answer_whatever_comes_behind_it(
+    answer: bytes, outcome: Outcome, status: int | None, words: str
+) -> None:
+    async with speaking(b"HTTP/1.1 " + answer) as (base, _), opened(base) as client:
+        found = await send(client, base, "github", (), b"{}")
+    assert (found.outcome, found.status) == (outcome, status)
+    assert (found.cause or "").startswith(words)
+    cut = (b"900" in answer) or (b"chunked" in answer)
+    assert (found.unread is not None) == cut
+
+
+@pytest.mark.parametrize("answer", [b"", b"nonsense\r\n\r\n"])
+async def test_no_answer_at_all_is_told_from_one_that_is_none(answer: bytes) -> None:
+    async with speaking(answer) as (base, _), opened(base) as client:
+        found = await send(client, base, "github", (), b"{}")
+    assert (found.outcome, found.status) == ("failed" if answer else "unavailable", None)
+
+
+async def test_an_answer_whose_body_does_not_end_is_not_waited_for_any_longer(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(sending, "WITHIN_S", 0.3)
+    async with (
+        speaking(b"HTTP/1.1 202 X\r\nContent-Length: 9\r\n\r\n{", hold=True) as (base, _),
+        opened(base) as client,
+    ):
+        found = await send(client, base, "github", (), b"{}")
+    assert (found.outcome, found.status, found.unread) == ("accepted", 202, "it did not come whole within 0 s")
+
+
+async def test_a_packed_answer_is_not_unpacked() -> None:
+    content = gzip.compress(b'{"error": "unpacked", "pad": "' + bytes(32 << 20) + b'"}')
+    lines = b"HTTP/1.1 400 X\r\nContent-Encoding: gzip\r\nContent-Length: %d\r\n\r\n" % len(content)
+    async with speaking(lines + content) as (base, _), opened(base) as client:
+        found = await send(client, base, "github", (), b"{}")
+    assert (found.status, found.cause) == (400, "answered 400")
+    assert found.unread == "it is packed, which was not asked for"
 
 
 async def test_an_answer_that_says_it_is_packed_and_is_not_counts_by_its_status() -> None:

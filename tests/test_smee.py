@@ -3,8 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gzip
 import json
-from collections.abc import AsyncGenerator, AsyncIterator, Iterable
+from collections.abc import AsyncGenerator, AsyncIterator, Iterable, Iterator
 from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import replace
 from typing import Any
@@ -20,6 +21,7 @@ from webhooks import Consumer, GitHub, Shortcut, StandardWebhooks
 from webhooks.errors import ConfigurationError, Unreadable
 from webhooks.sending import opened
 from webhooks.signatures import sign
+from webhooks.tunnel.held import MOST_BYTES, Held
 from webhooks.tunnel.message import Message, as_sent, read
 from webhooks.tunnel.relay import Relay, Signer
 from webhooks.tunnel.report import Report
@@ -30,6 +32,7 @@ CHANNEL = "https://smee.example/channel"
 READY = b"id: 0\nevent: ready\ndata: {}\n\n"
 PING = b"id: 3\nevent: ping\ndata: {}\n\n"
 GITHUB, SHORTCUT = GitHub(), Shortcut()
+MOST_BODY_BYTES = 3 << 20
 
 
 def written(value: Any) -> str:
@@ -197,7 +200,9 @@ async def heard(channel: Channel, count: int, lines: list[str] | None = None) ->
 
     found: list[bytes] = []
     async with httpx.AsyncClient(transport=channel) as client, asyncio.timeout(20):
-        messages = follow(client, CHANNEL, ([] if lines is None else lines).append, wait)
+        messages = follow(
+            client, CHANNEL, ([] if lines is None else lines).append, wait, most_body_bytes=MOST_BODY_BYTES
+        )
         while len(found) < count:
             found.append((await anext(messages)).writings[0])
         await messages.aclose()
@@ -255,6 +260,54 @@ async def test_an_address_that_is_no_channel_is_said_to_be_none(answer: httpx.Re
         await heard(Channel(answer), 1)
 
 
+async def test_an_event_without_end_is_broken_off_and_the_channel_is_followed_on() -> None:
+    read = 0
+
+    def endless() -> Iterator[bytes]:
+        nonlocal read
+        yield READY
+        while read < 64 << 20:
+            read += 1 << 16
+            yield b"data" * (1 << 14)
+
+    lines: list[str] = []
+    assert await heard(Channel(endless(), [event(told([], "{}"))]), 1, lines) == [b"{}"]
+    assert read <= 8 << 20
+    assert any("more than 7 MiB" in line and "WEBHOOKS_MAX_BODY_MIB" in line for line in lines)
+
+
+async def test_what_is_packed_was_not_asked_for_and_is_not_unpacked() -> None:
+    lines = {"content-type": "text/event-stream", "content-encoding": "gzip"}
+    channel = Channel(httpx.Response(200, headers=lines, stream=Chunks([gzip.compress(READY)])))
+    with pytest.raises(NotAChannel, match=r"packed \(gzip\)"):
+        await heard(channel, 1)
+    assert channel.requests[0].headers["accept-encoding"] == "identity"
+
+
+async def test_a_stream_is_utf_8_whatever_it_says_of_itself() -> None:
+    lines = {"content-type": "text/event-stream; charset=utf-16"}
+    answer = httpx.Response(200, headers=lines, stream=Chunks([event(told([], HARD))]))
+    assert await heard(Channel(answer), 1) == [HARD.encode()]
+
+
+async def test_a_connection_that_brings_no_message_is_made_again_later_and_later() -> None:
+    waits: list[float] = []
+
+    async def wait(seconds: float) -> None:
+        waits.append(seconds)
+
+    message = event(told([], "{}"))
+    channel = Channel(*[[READY]] * 8, [READY, message], [READY, message])
+    async with httpx.AsyncClient(transport=channel) as client, asyncio.timeout(20):
+        messages = follow(client, CHANNEL, print, wait, most_body_bytes=MOST_BODY_BYTES)
+        for _ in range(2):
+            await anext(messages)
+        await messages.aclose()
+    assert len(waits) == 9
+    assert waits[6] >= 15, "half of the longest, at least"
+    assert waits[8] <= 1, "the one before brought something"
+
+
 async def test_whoever_answers_in_between_is_waited_out() -> None:
     login = httpx.Response(200, text="<html>who are you?</html>", headers={"content-type": "text/html"})
     assert await heard(Channel([READY], login, [event(told([], "{}"))]), 1) == [b"{}"]
@@ -263,7 +316,7 @@ async def test_whoever_answers_in_between_is_waited_out() -> None:
 async def test_what_is_no_address_is_said_to_be_none() -> None:
     async with httpx.AsyncClient() as client:
         with pytest.raises(ConfigurationError):
-            await anext(follow(client, "smee.io/channel", print))
+            await anext(follow(client, "smee.io/channel", print, most_body_bytes=1))
 
 
 # To the local receiver
@@ -347,7 +400,7 @@ async def tunnel(
         signer = Signer(consumer.sources, lambda _: secret) if resign else None
         relay = Relay(local, base, retries=0, tell=lines.append, signer=signer)
         report = Report(lines.append, consumer.sources)
-        messages = follow(remote, channel, lines.append)
+        messages = follow(remote, channel, lines.append, most_body_bytes=MOST_BODY_BYTES)
         carrying = asyncio.create_task(carry(messages, source, [secret], relay, report, on_error))
         await until(lambda: server.followers, within_s=20)
         try:
@@ -386,6 +439,50 @@ async def test_what_the_channel_tells_of_the_connection_or_of_a_person_goes_no_f
         await carry(messages(), GITHUB, [SECRET], relay, Report(print, {}))
     sent = {name.lower() for name, _ in local.calls.last.request.headers.raw}
     assert sent == {name.lower().encode() for name, _ in request.headers} | {b"host", b"content-length"}
+
+
+@respx.mock
+async def test_while_the_receiver_is_away_no_more_is_held_than_there_is_room_for_and_that_is_said_once() -> None:
+    away = [httpx.ConnectError("away")]
+    taken = [httpx.Response(202, json={"status": "accepted"})] * 100
+    local = respx.post("http://127.0.0.1:9/webhooks/github").mock(side_effect=[*away, *taken])
+    lines, back, read = list[str](), asyncio.Event(), 0
+
+    async def messages() -> AsyncGenerator[Message]:
+        nonlocal read
+        for number in range(100):
+            read += 1
+            yield Message((), (bytes([number]) * (1 << 20),))
+
+    async def wait(seconds: float) -> None:
+        await back.wait()
+
+    async with httpx.AsyncClient() as client:
+        relay = Relay(client, "http://127.0.0.1:9", retries=0, tell=lines.append, sleep=wait)
+        carrying = asyncio.create_task(carry(messages(), GITHUB, [], relay, Report(lines.append, {})))
+        await until(lambda: any("room for no more" in line for line in lines))
+        assert (MOST_BYTES >> 20) - 1 <= read <= (MOST_BYTES >> 20) + 2
+        back.set()
+        await asyncio.wait_for(carrying, 20)
+    assert [call.request.content[:1] for call in local.calls[1:]] == [bytes([number]) for number in range(100)]
+    assert sum("room for no more" in line for line in lines) == 1
+
+
+async def test_many_short_lines_take_room_too_and_what_is_larger_than_all_room_is_held_alone() -> None:
+    lines: list[str] = []
+    held = Held(lines.append, most_bytes=100_000)
+    many = Message(tuple((f"a{number}", "b") for number in range(600)), (b"",))
+    await held.put(many)
+    second = asyncio.create_task(held.put(many))
+    await until(lambda: len(lines) == 1)
+    assert not second.done()
+    assert await held.next() is many
+    await second
+    assert await held.next() is many
+    await held.put(Message((), (bytes(200_000),)))
+    held.end()
+    assert (await held.next()) is not None
+    assert await held.next() is None
 
 
 LOSSY = '{\n   "a": 2,\n  "id": 12345678901234567890, "a": 3\n}'

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import base64
+import gzip
 import hashlib
 import json
 import os
@@ -26,8 +27,9 @@ from feeds import Deployed, Line, deployed, lined, senders
 from gates import elsewhere, until
 from processes import empty_database, started, webhooks
 from starlette.applications import Starlette
-from starlette.responses import JSONResponse, RedirectResponse, Response
+from starlette.responses import JSONResponse, RedirectResponse, Response, StreamingResponse
 from starlette.routing import Route
+from test_sending import speaking
 
 from webhooks import GitHub, Shortcut, StandardWebhooks
 from webhooks.cli.saying import failing_in_lines, say
@@ -40,12 +42,14 @@ from webhooks.signatures import sign
 from webhooks.tunnel.bookmark import Bookmark, bookmark
 from webhooks.tunnel.follower import Follower, Refused
 from webhooks.tunnel.items import Arrived, Pruned, Standing
-from webhooks.tunnel.relay import Incoming, Relay, Signer, wait_s
+from webhooks.tunnel.relay import Incoming, Relay, Signer, Sleep, wait_s
 from webhooks.tunnel.report import Report, lasted, named
 from webhooks.tunnel.session import OnError, Stopped, carry
+from webhooks.tunnel.stream import LASTED_S, Tries
 
 HERE = "http://127.0.0.1:8000"
 OTHER_SECRET = "another invented secret"
+MOST_BODY_BYTES = 3 << 20
 
 
 async def no_sleep(seconds: float) -> None:
@@ -87,7 +91,12 @@ async def test_two_tunnels_do_not_share_a_place(tmp_path: Path) -> None:
                 pass
 
 
-@pytest.mark.parametrize("content", ["", "[]", "{", '{"cursor": 3}', '{"cursor": ""}', "[" * 100_000])
+@pytest.mark.parametrize(
+    "content",
+    ["", "[]", "{", '{"cursor": 3}', '{"cursor": ""}', "[" * 100_000]
+    + [json.dumps({"cursor": cursor}) for cursor in ("c" * 1025, "c" * 200_000, "a\nb", "é")],
+    ids=lambda content: content[:20],
+)
 async def test_a_place_that_cannot_be_read_is_not_taken_for_none(tmp_path: Path, content: str) -> None:
     async with bookmark(tmp_path, "https://a", [], HERE) as kept:
         path = kept.path
@@ -144,6 +153,16 @@ async def test_a_full_disk_at_the_end_is_told_with_the_file_and_hides_no_other_r
     lines = [str(told.value), *getattr(told.value, "__notes__", [])]
     assert f"{kept.path}: No space left on device; make room" in lines[-1]
     assert lines[:-1] == ([] if ending is None else ["refused here"])
+
+
+async def test_that_the_place_cannot_be_kept_is_told_once(tmp_path: Path) -> None:
+    with pytest.raises(ConfigurationError, match="cannot be kept") as told:
+        async with bookmark(tmp_path, "https://a", [], HERE) as kept:
+            kept.path.with_suffix(".new").mkdir()
+            kept.keep("one")
+            await until(lambda: kept._failure is not None)
+            kept.keep("two")
+    assert getattr(told.value, "__notes__", []) == []
 
 
 async def test_a_lock_that_cannot_be_made_is_told_with_the_file(tmp_path: Path) -> None:
@@ -262,6 +281,15 @@ async def test_time_away_uses_up_no_retries(respx_mock: respx.MockRouter) -> Non
         assert (await relay.post(incoming())).status == 200
 
 
+async def test_a_delivery_whose_answer_breaks_off_was_taken_and_that_is_said() -> None:
+    async with speaking(b"HTTP/1.1 200 OK\r\nContent-Length: 900\r\n\r\n{") as (base, asked), opened(base) as client:
+        said = Said()
+        answer = await Relay(client, base, retries=3, tell=said, sleep=no_sleep).post(incoming())
+        Report(said, {}).passed(incoming(), answer)
+    assert len(asked) == 1
+    assert "→ 200 accepted (by its status; its answer could not be read: peer closed connection" in said.text
+
+
 @pytest.mark.parametrize("failures", [1, 2, 3, 8, 10_000])
 def test_waits_grow_up_to_a_limit_and_are_never_the_same(failures: int) -> None:
     waits = {wait_s(failures, 0.5, 30) for _ in range(20)}
@@ -338,7 +366,15 @@ class Ends:
         ):
             start = after or kept.cursor or "now"
             follower = Follower(
-                remote, self.url, sources, start, token=token, tell=self.said, silent_s=silent_s, sleep=short_sleep
+                remote,
+                self.url,
+                sources,
+                start,
+                token=token,
+                tell=self.said,
+                most_body_bytes=30 << 20,
+                silent_s=silent_s,
+                sleep=short_sleep,
             )
             relay = Relay(local, self.to, retries=retries, tell=self.said, signer=signer, sleep=short_sleep)
             yield carry(follower, relay, kept, Report(self.said, senders().sources), on_error)
@@ -604,7 +640,9 @@ async def test_the_token_is_shown_and_never_told(make: Callable[..., Any]) -> No
 
 
 @asynccontextmanager
-async def answering(*answers: Response) -> AsyncIterator[tuple[Follower, Said, list[str]]]:
+async def answering(
+    *answers: Response, sources: tuple[str, ...] = (), sleep: Sleep = no_sleep
+) -> AsyncIterator[tuple[Follower, Said, list[str]]]:
     """A follower of somebody who gives these answers, the last one again and again."""
     waiting, asked = list(answers), list[str]()
 
@@ -615,10 +653,13 @@ async def answering(*answers: Response) -> AsyncIterator[tuple[Follower, Said, l
     said = Said()
     async with (
         served(Starlette(routes=[Route("/api/feed", answer)])) as port,
-        httpx.AsyncClient(trust_env=False) as http,
+        opened(f"http://127.0.0.1:{port}") as http,
     ):
         url = f"http://127.0.0.1:{port}"
-        yield Follower(http, url, [], "now", token=None, tell=said, sleep=no_sleep), said, asked
+        follower = Follower(
+            http, url, sources, "now", token=None, tell=said, most_body_bytes=MOST_BODY_BYTES, sleep=sleep
+        )
+        yield follower, said, asked
 
 
 def hello(cursor: str, *more: str) -> Response:
@@ -698,20 +739,199 @@ async def test_an_event_that_is_not_whole_is_not_passed_on() -> None:
     assert asked == ["after=now", "after=c1"]
 
 
+# ---- what a feed says that cannot be
+
+
+def framed(kind: str, data: object, cursor: str | None = "c2") -> str:
+    text = data if isinstance(data, str) else json.dumps(data)
+    return ("" if cursor is None else f"id: {cursor}\n") + f"event: {kind}\ndata: {text}\n\n"
+
+
+def streamed(*frames: str) -> Response:
+    return Response("".join(frames), media_type="text/event-stream")
+
+
+LAG = {"held_back": 0, "seconds": 0}
+GONE = {"id": 1, "source": "github", "event": None, "received_at": "2026-01-01T00:00:00+00:00"}
+TOLD = {**GONE, "headers": [["content-type", "application/json"]], "body_base64": "e30="}
+
+
 @pytest.mark.parametrize(
-    "url", ["ftp://x", "https://", "nothing", "https://user:password@x", "https://x/?a=b", "http://x:y"]
+    ("frame", "words"),
+    [
+        (framed("hello", {"waiting": 3, "waiting_since": "2026-01-01T00:00:00", "lag": LAG}), "hello waiting_since"),
+        (framed("hello", {"waiting": 3, "waiting_since": "0001-01-01T00:00:00Z", "lag": LAG}), "hello waiting_since"),
+        (framed("hello", {"waiting": 3, "waiting_since": "9999-12-31T23:59:59Z", "lag": LAG}), "hello waiting_since"),
+        (framed("hello", {"waiting": 3, "waiting_since": -1e11, "lag": LAG}), "hello waiting_since"),
+        (framed("hello", {"waiting": 3, "waiting_since": 1.7e9, "lag": LAG}), "hello waiting_since"),
+        (framed("hello", {"waiting": "3", "lag": LAG}), "hello waiting"),
+        (framed("hello", {"waiting": -1, "lag": LAG}), "hello waiting"),
+        (framed("hello", {"waiting": 10**30, "lag": LAG}), "hello waiting"),
+        (framed("hello", f'{{"waiting": {"9" * 5000}, "lag": {{}}}}'), "hello"),
+        (framed("hello", {"waiting": 3}), "hello lag"),
+        (framed("position", {"lag": {"held_back": 10**30, "seconds": 0}}), "position lag.held_back"),
+        (framed("position", '{"lag": {"held_back": 1, "seconds": NaN}}'), "position lag.seconds"),
+        (framed("position", '{"lag": {"held_back": 1, "seconds": 1e999}}'), "position lag.seconds"),
+        (framed("position", {"lag": {"held_back": 1, "seconds": -1}}), "position lag.seconds"),
+        (framed("position", "[" * 100_000), "position JSON"),
+        (framed("pruned", {**GONE, "received_at": "9999-12-31T23:59:59Z"}), "pruned received_at"),
+        (framed("pruned", {**GONE, "received_at": "2026-01-01T00:00:00"}), "pruned received_at"),
+        (framed("pruned", {**GONE, "id": -1}), "pruned id"),
+        (framed("pruned", {**GONE, "source": ".."}), "pruned source"),
+        *((framed("delivery", {**TOLD, "source": name}), "delivery source") for name in ("..", ".", "", "a/b", "a\n")),
+        (framed("delivery", {**TOLD, "source": "x" * 5000}), "delivery source"),
+        (framed("delivery", {**TOLD, "headers": [["a"]]}), "delivery headers.0"),
+        (framed("delivery", {**TOLD, "headers": {"a": "b"}}), "delivery headers"),
+        (framed("delivery", {**TOLD, "body_base64": "%%%"}), "delivery body_base64"),
+        (framed("delivery", {**TOLD, "body_base64": "é"}), "delivery body_base64"),
+        (framed("delivery", {**TOLD, "event": 5}), "delivery event"),
+        (framed("delivery", "{nonsense"), "delivery JSON"),
+        (framed("delivery", TOLD, None), "delivery cursor"),
+        (framed("hello", {"lag": LAG}, None), "hello cursor"),
+        (framed("delivery", TOLD, ""), "delivery cursor"),
+        (framed("delivery", TOLD, "c" * 1025), "delivery cursor"),
+        (framed("delivery", TOLD, "c" * 100_000), "delivery cursor"),
+        (framed("delivery", TOLD, "c\x1b[2J"), "delivery cursor"),
+        (framed("delivery", TOLD, "cé"), "delivery cursor"),
+    ],
+    ids=lambda text: text[:40] if text.startswith(("hello", "position", "pruned", "delivery")) else "",
+)
+async def test_what_a_feed_says_that_cannot_be_is_told_by_event_and_field_and_is_not_kept(
+    frame: str, words: str, tmp_path: Path
+) -> None:
+    async with (
+        answering(streamed(frame)) as (follower, said, _),
+        opened(HERE) as client,
+        bookmark(tmp_path, "https://a", [], HERE) as kept,
+    ):
+        relay = Relay(client, HERE, retries=0, tell=said)
+        with pytest.raises(WebhooksError, match="cannot read") as told:
+            await asyncio.wait_for(carry(follower, relay, kept, Report(said, {})), 20)
+        assert kept.cursor is None
+    kind, what = words.split(maxsplit=1) if " " in words else (words, "JSON")
+    assert f"the feed sent a {kind} " in str(told.value)
+    assert what in str(told.value)
+    assert len(str(told.value)) < 400
+
+
+async def test_a_source_that_was_not_asked_for_is_not_passed_on() -> None:
+    for kind, data in (("delivery", TOLD), ("pruned", GONE)):
+        answers = streamed(framed(kind, data), framed(kind, {**data, "source": "billing"}, "c3"))
+        async with answering(answers, sources=("github",)) as (follower, _, _), aclosing(follower.items()) as items:
+            assert (await anext(items)).cursor == "c2"
+            with pytest.raises(WebhooksError, match="sent a delivery of billing, and only github was asked for"):
+                await anext(items)
+
+
+@pytest.mark.parametrize("part", [b"A" * (1 << 16), b"data: aaaaaaaa\n" * 4000, b": c\n" * 16_000])
+async def test_an_event_without_end_is_broken_off_and_the_setting_is_named(part: bytes) -> None:
+    async def long() -> AsyncIterator[bytes]:
+        yield b"id: c2\nevent: delivery\ndata: "
+        for _ in range((16 << 20) // len(part)):
+            yield part
+
+    answer = StreamingResponse(long(), media_type="text/event-stream")
+    async with answering(answer) as (follower, _, asked), aclosing(follower.items()) as items, asyncio.timeout(20):
+        with pytest.raises(WebhooksError, match=r"more than 5 MiB.*WEBHOOKS_MAX_BODY_MIB.*--since"):
+            await anext(items)
+    assert len(asked) == 1
+
+
+async def test_the_longest_body_that_is_taken_fits_and_so_do_many_after_each_other() -> None:
+    body = base64.b64encode(bytes(MOST_BODY_BYTES)).decode()
+    frames = [framed("delivery", {**TOLD, "body_base64": body}, f"c{number}") for number in range(4)]
+    async with answering(streamed(*frames)) as (follower, _, _), aclosing(follower.items()) as items:
+        for _ in frames:
+            item = await anext(items)
+            assert isinstance(item, Arrived)
+            assert len(item.delivery.body) == MOST_BODY_BYTES
+
+
+async def test_what_is_packed_is_not_unpacked() -> None:
+    """Half a megabyte may be half a gigabyte."""
+    feed = gzip.compress(b"data: " + bytes(64 << 20))
+    answer = Response(feed, media_type="text/event-stream", headers={"content-encoding": "gzip"})
+    async with answering(answer) as (follower, _, _), aclosing(follower.items()) as items, asyncio.timeout(20):
+        with pytest.raises(Refused, match=r"packed \(gzip\), which was not asked for"):
+            await anext(items)
+    error = gzip.compress(json.dumps({"error": "unpacked"}).encode())
+    async with (
+        answering(Response(error, 400, headers={"content-encoding": "gzip"})) as (follower, _, _),
+        aclosing(follower.items()) as items,
+    ):
+        with pytest.raises(Refused, match=r"answers 400$"):
+            await anext(items)
+
+
+@pytest.mark.parametrize("charset", ["utf-16", "utf-7", "nonsense"])
+async def test_a_stream_is_utf_8_whatever_it_says_of_itself(charset: str) -> None:
+    answer = hello("c1")
+    answer.headers["content-type"] = f"text/event-stream; charset={charset}"
+    async with answering(answer) as (follower, _, _), aclosing(follower.items()) as items:
+        assert (await anext(items)).cursor == "c1"
+
+
+async def test_a_redirect_to_nowhere_is_a_redirect() -> None:
+    answer = Response(status_code=302, headers={"location": "http://é..example"})
+    async with answering(answer) as (follower, _, _), aclosing(follower.items()) as items:
+        with pytest.raises(Refused, match=r"redirects to http://é\.\.example, which is not followed"):
+            await anext(items)
+
+
+async def test_a_connection_that_brings_nothing_is_made_again_later_and_later() -> None:
+    pauses: list[float] = []
+
+    async def note(seconds: float) -> None:
+        pauses.append(seconds)
+
+    answers = [*[hello("c1")] * 8, hello("c1", framed("pruned", GONE)), hello("c2")]
+    async with answering(*answers, sleep=note) as (follower, _, _), aclosing(follower.items()) as items:
+        for _ in range(11):
+            await anext(items)
+    assert len(pauses) == 9
+    assert pauses[6] >= 15, "half of the longest, at least"
+    assert pauses[8] <= 0.5, "the one before brought something"
+
+
+def test_a_connection_that_lasted_was_good_for_something() -> None:
+    now = 0.0
+    tries = Tries(1, 64, lambda: now)
+    for _ in range(10):
+        assert tries.pause_s() <= 64
+    tries.connected()
+    now += LASTED_S / 2
+    assert tries.pause_s() >= 32
+    tries.connected()
+    now += LASTED_S
+    assert tries.pause_s() <= 1
+    now += LASTED_S
+    assert tries.pause_s() > 0.9, "nothing was connected meanwhile"
+
+
+@pytest.mark.parametrize(
+    "url",
+    [
+        "ftp://x",
+        "https://",
+        "nothing",
+        "https://user:password@x",
+        "https://x/?a=b",
+        "http://x:y",
+        "http://[",
+        "http://a\x7f",
+    ],
 )
 async def test_an_address_that_is_none_is_refused_without_repeating_a_password(url: str) -> None:
     async with httpx.AsyncClient() as http:
         with pytest.raises(ConfigurationError) as refused:
-            Follower(http, url, [], "now", token=None, tell=print)
+            Follower(http, url, [], "now", token=None, tell=print, most_body_bytes=1)
     assert "password@" not in str(refused.value)
 
 
 async def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it() -> None:
     async with httpx.AsyncClient() as http:
         with pytest.raises(ConfigurationError) as refused:
-            Follower(http, "https://x", [], "now", token="tök\n", tell=print)
+            Follower(http, "https://x", [], "now", token="tök\n", tell=print, most_body_bytes=1)
     assert "tök" not in str(refused.value)
 
 
@@ -725,6 +945,7 @@ async def test_a_token_that_cannot_be_sent_is_refused_without_repeating_it() -> 
         (incoming(b"\xff"), "push"),
         (incoming(b"{}", source="elsewhere"), "push"),
         (incoming(b"{}", event="issues.closed"), "issues.closed"),
+        (incoming(b"{}", event="x" * 100_000), "x" * 200),
         (Incoming(source="shortcut", headers=(), body=stories(1, 2)), "story.update"),
         (Incoming(source="shortcut", headers=(), body=b"{}"), "-"),
     ],

@@ -6,13 +6,14 @@ import asyncio
 import hashlib
 import ipaddress
 import json
+import re
 import time
 from collections.abc import Mapping
 from dataclasses import dataclass, replace
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from typing import Any, Literal
-from urllib.parse import quote, urlsplit
+from urllib.parse import urlsplit
 
 import httpx
 
@@ -26,7 +27,8 @@ Outcome = Literal["accepted", "duplicate", "rearmed", "answered", "refused", "un
 """What became of a delivery that was sent.
 
 `accepted`, `duplicate`, `rearmed` and `answered` are the receiver's own words; `refused`: it does not want this one;
-`unavailable`: try again later; `failed`: it could not be sent, and trying again is of no use.
+`unavailable`: try again later; `failed`: it could not be sent, or what came back is no answer, and trying again is of
+no use.
 """
 # What our own receivers say of a delivery that they have.
 _WORDS: Mapping[str, Outcome] = {
@@ -42,24 +44,15 @@ MOST_OF_AN_ANSWER = 64 * 1024
 MOST_OF_A_CAUSE = 300
 LONGEST_RETRY_AFTER_S = 86_400
 _AGAIN = frozenset({408, 425, 429})
+SOURCE_NAME = r"[A-Za-z0-9][A-Za-z0-9_-]{0,99}"
+"""A source's name, as a pattern: a part of a path that no library reads as anything else."""
+# What the library below us says of a connection that ended; all else it says of the protocol is about an answer.
+_NO_ANSWER = "Server disconnected without sending a response."
 
 # What belongs to one connection (RFC 9110, 7.6.1), or is made anew from the address and the body.
 _NOT_COPIED = frozenset(
-    {
-        "connection",
-        "content-length",
-        "expect",
-        "host",
-        "keep-alive",
-        "proxy-authenticate",
-        "proxy-authorization",
-        "proxy-connection",
-        "te",
-        "trailer",
-        "transfer-encoding",
-        "upgrade",
-    }
-)
+    ("connection", "content-length", "expect", "host", "keep-alive", "te", "trailer", "transfer-encoding", "upgrade")
+) | {"proxy-authenticate", "proxy-authorization", "proxy-connection"}
 
 
 @dataclass(frozen=True, slots=True)
@@ -73,6 +66,7 @@ class Answer:
         cause: why not: the receiver's `error`, or why there was no answer.
         retry_after: how long the receiver asked to be left alone.
         seconds: how long it took.
+        unread: why the rest of its answer could not be read. What its status says holds all the same.
     """
 
     outcome: Outcome
@@ -81,6 +75,7 @@ class Answer:
     cause: str | None
     retry_after: timedelta | None
     seconds: float
+    unread: str | None = None
 
 
 def target(base: str, source: str) -> str:
@@ -91,8 +86,10 @@ def target(base: str, source: str) -> str:
         source: the source's name.
 
     Raises:
-        ConfigurationError: it is no address a delivery can be sent to.
+        ConfigurationError: it is no address a delivery can be sent to, or no name.
     """
+    if not re.fullmatch(SOURCE_NAME, source):
+        raise ConfigurationError(f"{source[:100]!r} is no name of a source: use letters, digits, - and _")
     try:
         parts = urlsplit(base)
         port = parts.port
@@ -103,7 +100,7 @@ def target(base: str, source: str) -> str:
     path = parts.path.rstrip("/")
     if parts.query or parts.fragment or path.endswith(f"/webhooks/{source}"):
         raise ConfigurationError(f"{base} is not a base address: leave out what follows the host, /webhooks/… is added")
-    return f"{parts.scheme}://{parts.netloc}{path}/webhooks/{quote(source, safe='')}"
+    return f"{parts.scheme}://{parts.netloc}{path}/webhooks/{source}"
 
 
 def opened(base: str, at_once: int = 1) -> httpx.AsyncClient:
@@ -113,12 +110,31 @@ def opened(base: str, at_once: int = 1) -> httpx.AsyncClient:
     """
     limits = httpx.Limits(max_connections=at_once, max_keepalive_connections=at_once)
     timeout = httpx.Timeout(WITHIN_S, connect=CONNECT_WITHIN_S)
-    return httpx.AsyncClient(limits=limits, timeout=timeout, trust_env=not on_this_machine(base))
+    return httpx.AsyncClient(
+        limits=limits,
+        timeout=timeout,
+        trust_env=not on_this_machine(base),
+        event_hooks={"response": [_not_followed]},
+    )
+
+
+async def _not_followed(response: httpx.Response) -> None:
+    """Take away where a redirect leads: the client reads it though it follows none, and fails where it cannot."""
+    response.extensions["led_to"] = response.headers.pop("location", None)
+
+
+def led_to(response: httpx.Response) -> str | None:
+    """Return where a redirect leads, the beginning of it; None where it does not say."""
+    where = response.extensions.get("led_to") or response.headers.get("location")
+    return None if where is None else str(where)[:MOST_OF_A_CAUSE]
 
 
 def on_this_machine(base: str) -> bool:
     """Say whether an address is one of this machine's own loopback."""
-    host = (urlsplit(base).hostname or "").rstrip(".")
+    try:
+        host = (urlsplit(base).hostname or "").rstrip(".")
+    except ValueError:
+        return False
     try:
         return ipaddress.ip_address(host).is_loopback
     except ValueError:
@@ -136,17 +152,21 @@ async def send(client: httpx.AsyncClient, base: str, source: str, headers: Heade
         body: its exact bytes.
 
     Raises:
-        ConfigurationError: `base` is no address; everything else is told by the answer.
+        ConfigurationError: `base` is no address, or `source` no name; everything else is told by the answer.
     """
     url = target(base, source)
     started = time.perf_counter()
     try:
         # Not the client's own way to make a request: that adds headers of the client's.
         request = httpx.Request("POST", url, headers=_lines(headers), content=body)
-        async with asyncio.timeout(WITHIN_S):
-            answer = await _answered(client, request)
+        answer = await _answered(client, request, asyncio.get_running_loop().time() + WITHIN_S)
     except TimeoutError:
         answer = _none("unavailable", f"no answer within {WITHIN_S:.0f} s")
+    except httpx.RemoteProtocolError as error:
+        if str(error) == _NO_ANSWER:
+            answer = _none("unavailable", _NO_ANSWER)
+        else:
+            answer = _none("failed", f"what it answered is no answer to a POST: {_told(error)}")
     except (httpx.LocalProtocolError, httpx.UnsupportedProtocol, httpx.InvalidURL, ValueError) as error:
         answer = _none("failed", f"it cannot be sent: {_told(error)}")
     except httpx.HTTPError as error:
@@ -158,10 +178,11 @@ def _none(outcome: Outcome, cause: str) -> Answer:
     return Answer(outcome, None, None, cause, None, 0.0)
 
 
-async def _answered(client: httpx.AsyncClient, request: httpx.Request) -> Answer:
-    response = await client.send(request, stream=True, follow_redirects=False)
+async def _answered(client: httpx.AsyncClient, request: httpx.Request, until: float) -> Answer:
+    async with asyncio.timeout_at(until):
+        response = await client.send(request, stream=True, follow_redirects=False)
     try:
-        content = await _beginning(response)
+        content, unread = await _beginning(response, until)
     finally:
         await response.aclose()
     status, found = response.status_code, _json(content)
@@ -173,28 +194,32 @@ async def _answered(client: httpx.AsyncClient, request: httpx.Request) -> Answer
     if 200 <= status < 300:
         outcome, cause = _word(found.get("status")), None
     elif 300 <= status < 400:
-        where = response.headers.get("location", "somewhere else")
-        outcome, cause = "refused", f"redirected to {where}, which is not followed"[:MOST_OF_A_CAUSE]
+        outcome, cause = "refused", f"redirected to {led_to(response) or 'somewhere else'}, which is not followed"
     elif 400 <= status < 500 and status not in _AGAIN:
         outcome, cause = "refused", _cause(found, content, status)
     elif status >= 400:
         outcome, cause = "unavailable", _cause(found, content, status)
     else:
         outcome, cause = "failed", f"answered {status}, which is no answer to a POST"
-    return Answer(outcome, status, delivery, cause, retry_after, 0.0)
+    return Answer(outcome, status, delivery, cause, retry_after, 0.0, unread)
 
 
-async def _beginning(response: httpx.Response) -> bytes:
-    """Read an answer, of a long one only the beginning."""
+async def _beginning(response: httpx.Response, until: float) -> tuple[bytes, str | None]:
+    """Read an answer, of a long one only the beginning; beside it why no more of it could be read."""
     content = bytearray()
+    if response.headers.get("content-encoding", "identity").strip().lower() not in ("", "identity"):
+        return b"", "it is packed, which was not asked for"
     try:
-        async for part in response.aiter_bytes():
-            content += part
-            if len(content) >= MOST_OF_AN_ANSWER:
-                break
-    except httpx.DecodingError:
-        return b""
-    return bytes(content)
+        async with asyncio.timeout_at(until):
+            async for part in response.aiter_bytes():
+                content += part
+                if len(content) >= MOST_OF_AN_ANSWER:
+                    break
+    except TimeoutError:
+        return bytes(content), f"it did not come whole within {WITHIN_S:.0f} s"
+    except httpx.HTTPError as error:
+        return bytes(content), _told(error)
+    return bytes(content), None
 
 
 def _json(content: bytes) -> dict[str, Any]:

@@ -10,7 +10,6 @@ from typing import cast
 from urllib.parse import urlsplit
 
 import click
-import httpx
 
 from webhooks.cli.app import app_option, examples, run
 from webhooks.cli.saying import failing_in_lines, say
@@ -211,10 +210,18 @@ def _known(app: str, *, needed: bool) -> Mapping[str, Source]:
 async def _follow(wanted: Wanted, settings: Settings, sources: Mapping[str, Source]) -> None:
     async with AsyncExitStack() as stack:
         kept = await stack.enter_async_context(bookmark(settings.home, wanted.url, wanted.sources, wanted.to))
-        remote = await stack.enter_async_context(httpx.AsyncClient(trust_env=not on_this_machine(wanted.url)))
+        remote = await stack.enter_async_context(opened(wanted.url))
         local = await stack.enter_async_context(opened(wanted.to))
         after = wanted.after or kept.cursor or "now"
-        follower = Follower(remote, wanted.url, wanted.sources, after, token=wanted.token, tell=say)
+        follower = Follower(
+            remote,
+            wanted.url,
+            wanted.sources,
+            after,
+            token=wanted.token,
+            tell=say,
+            most_body_bytes=settings.max_body_bytes,
+        )
         signer = Signer(sources, lambda name: signing_secret(sources[name], settings)) if wanted.resign else None
         relay = Relay(local, wanted.to, retries=wanted.retries, tell=say, signer=signer)
         report = Report(say, sources)

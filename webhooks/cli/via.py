@@ -9,7 +9,6 @@ from dataclasses import dataclass
 from typing import Any, Literal, NoReturn
 
 import click
-import httpx
 
 from webhooks.cli.saying import say
 from webhooks.cli.targets import events_of
@@ -132,7 +131,7 @@ async def _through_channel(via: Via, settings: Settings, consumer: Consumer) -> 
     source = _source_of_channel(via, consumer)
     await _ready_to_register(via, settings)
     async with AsyncExitStack() as stack:
-        remote = await stack.enter_async_context(httpx.AsyncClient())
+        remote = await stack.enter_async_context(opened(channel))
         local = await stack.enter_async_context(opened(via.to))
         secrets = (*secrets_found(settings.home, source.name), *hook_secrets(settings.home).get(source.name, ()))
         signer = None
@@ -148,7 +147,7 @@ async def _through_channel(via: Via, settings: Settings, consumer: Consumer) -> 
         if told := await missing(via.to, WAITING):
             say(f"note: {told}")
         ready = asyncio.Event()
-        messages = follow(remote, channel, say, ready=ready)
+        messages = follow(remote, channel, say, ready=ready, most_body_bytes=settings.max_body_bytes)
         carrying = asyncio.create_task(carry(messages, source, secrets, relay, report, via.on_error))
         stack.push_async_callback(ended, [carrying])
         try:

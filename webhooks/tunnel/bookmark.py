@@ -16,14 +16,21 @@ from collections.abc import AsyncGenerator, Collection, Generator
 from contextlib import asynccontextmanager, contextmanager, suppress
 from datetime import UTC, datetime
 from pathlib import Path
+from typing import TypeGuard
 
 from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.sources.reading import mapping
 
 WRITE_EVERY_S = 0.1
+MOST_OF_A_CURSOR = 1024
 
 if sys.platform != "win32":
     import fcntl
+
+
+def is_cursor(text: object) -> TypeGuard[str]:
+    """Say whether something can be a cursor: whoever made it, it goes into an address again."""
+    return isinstance(text, str) and 0 < len(text) <= MOST_OF_A_CURSOR and text.isascii() and text.isprintable()
 
 
 class Bookmark:
@@ -60,7 +67,7 @@ class Bookmark:
                 f"{self.path} cannot be read ({error}): remove it, and say with --since where to go on"
             ) from None
         cursor, kept_at = found.get("cursor"), found.get("kept_at")
-        if not isinstance(cursor, str) or not cursor:
+        if not is_cursor(cursor):
             raise ConfigurationError(f"{self.path} holds no cursor: remove it, and say with --since where to go on")
         self.cursor = self._written = cursor
         self.kept_at = kept_at if isinstance(kept_at, str) else None
@@ -147,9 +154,11 @@ async def bookmark(home: Path, url: str, sources: Collection[str], to: str) -> A
             try:
                 await asyncio.to_thread(kept.write)
             except OSError as error:
+                told = _not_kept(kept.path, error)
                 if not isinstance(ending, WebhooksError):
-                    raise _not_kept(kept.path, error) from None
-                ending.add_note(str(_not_kept(kept.path, error)))  # what the tunnel ends for must not be hidden
+                    raise told from None
+                if str(told) != str(ending):  # which it is where the tunnel ends for this very reason
+                    ending.add_note(str(told))  # what the tunnel ends for must not be hidden
 
 
 def _not_kept(path: Path, error: OSError) -> ConfigurationError:

@@ -14,17 +14,19 @@ from contextlib import aclosing
 from urllib.parse import urlsplit
 
 import httpx
-from httpx_sse import EventSource, aconnect_sse
 
-from webhooks.errors import ConfigurationError
+from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.feed import KEEP_ALIVE_S
+from webhooks.sending import led_to
 from webhooks.sources.reading import mapping
-from webhooks.tunnel.items import Item, read
+from webhooks.tunnel.items import Arrived, Item, Pruned, Standing, read
 from webhooks.tunnel.reasons import why
-from webhooks.tunnel.relay import Sleep, Tell, wait_s
+from webhooks.tunnel.relay import Sleep, Tell
+from webhooks.tunnel.stream import MOST_OF_A_VALUE, TooLong, Tries, connected, events, packed
 
 SILENT_S = KEEP_ALIVE_S + 10
-CONNECT_WITHIN_S = 10.0
+GROWTH = 4 / 3
+"""How much longer a body is in base64."""
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.5, 30.0
 MOST_OF_AN_ERROR = 64 * 1024
 SETTLED = frozenset({400, 401, 403, 404, 409, 421})
@@ -48,6 +50,7 @@ class Follower:
         after: where to start: a cursor, `now`, `all`, or a time.
         token: what the control plane wants to be shown.
         tell: called with what a person should know.
+        most_body_bytes: the longest body that the receiver here takes.
         silent_s: after how many seconds without a word a connection counts as dead.
         sleep: how to wait.
 
@@ -64,6 +67,7 @@ class Follower:
         *,
         token: str | None,
         tell: Tell,
+        most_body_bytes: int,
         silent_s: float = SILENT_S,
         sleep: Sleep = asyncio.sleep,
     ) -> None:
@@ -74,7 +78,9 @@ class Follower:
         self._after = after
         self._headers = _authorization(token)
         self._tell = tell
-        self._timeout = httpx.Timeout(CONNECT_WITHIN_S, read=silent_s)
+        self._most_body_bytes = most_body_bytes
+        self._silent_s = silent_s
+        self._tries = Tries(FIRST_WAIT_S, LONGEST_WAIT_S)
         self._sleep = sleep
 
     async def items(self) -> AsyncGenerator[Item]:
@@ -82,57 +88,75 @@ class Follower:
 
         Raises:
             Refused: the other side does not serve its feed to us.
+            WebhooksError: what it sends cannot be read, or was not asked for.
         """
-        failures = 0
         while True:
             try:
                 async with aclosing(self._connection()) as connection:
                     async for item in connection:
-                        failures = 0
+                        if not isinstance(item, Standing):
+                            self._tries.worked()
                         yield item
                         self._after = item.cursor
                 reason = "it ended the connection"
             except (httpx.RequestError, httpx.StreamError, _Away) as error:
                 reason = why(error)
-            failures += 1
-            pause_s = wait_s(failures, FIRST_WAIT_S, LONGEST_WAIT_S)
+            except TooLong as error:
+                raise WebhooksError(f"{self._url}: {error}; to pass it over: --since and a later time") from None
+            pause_s = self._tries.pause_s()
             self._tell(f"not connected to {self._url} ({reason}): trying again in {pause_s:.1f} s")
             await self._sleep(pause_s)
 
     async def _connection(self) -> AsyncGenerator[Item]:
         params = httpx.QueryParams([*(("source", source) for source in self._sources), ("after", self._after)])
-        async with aconnect_sse(
-            self._client,
-            "GET",
-            f"{self._url}/api/feed",
-            params=params,
-            headers=dict(self._headers),
-            timeout=self._timeout,
-            follow_redirects=False,
-        ) as stream:
-            await self._check(stream)
+        url = f"{self._url}/api/feed"
+        async with connected(
+            self._client, url, silent_s=self._silent_s, params=params, headers=self._headers
+        ) as response:
+            await self._check(response)
             self.connections += 1
-            async with aclosing(stream.aiter_sse()) as events:
-                async for event in events:
+            self._tries.connected()
+            async with aclosing(events(response, self._most_body_bytes, GROWTH)) as found:
+                async for event in found:
                     item = read(event)
                     if item is not None:
+                        self._check_source(item)
                         yield item
 
-    async def _check(self, stream: EventSource) -> None:
+    def _check_source(self, item: Item) -> None:
+        match item:
+            case Arrived():
+                source = item.delivery.source
+            case Pruned():
+                source = item.source
+            case Standing():
+                return
+        if self._sources and source not in self._sources:
+            raise WebhooksError(
+                f"{self._url} sent a delivery of {source}, and only {', '.join(self._sources)} was asked for: is it "
+                "the address of a control plane?"
+            )
+
+    async def _check(self, response: httpx.Response) -> None:
         """Return if it is the feed that answers."""
-        response = stream.response
         status = response.status_code
+        how = packed(response)
         kind = response.headers.get("content-type", "").partition(";")[0]
-        if status == 200 and kind == "text/event-stream":
+        if status == 200 and kind == "text/event-stream" and how is None:
             return
         error = mapping(_json(await _beginning(response))).get("error")
         ours = isinstance(error, str)
         if 300 <= status < 400:
-            said = f"redirects to {response.headers.get('location', 'somewhere')}, which is not followed: name that"
+            said = f"redirects to {led_to(response) or 'somewhere'}, which is not followed: name that"
+        elif status == 200 and kind == "text/event-stream":
+            said = (
+                f"sends its feed packed ({how}), which was not asked for: what stands in between must pass it as it is"
+            )
         elif status == 200:
-            said = f"answers with {kind or 'something'} and not with a feed: is it the address of a control plane?"
+            kind = kind[:MOST_OF_A_VALUE] or "something"
+            said = f"answers with {kind} and not with a feed: is it the address of a control plane?"
         else:
-            said = f"answers {status}" + (f": {error}" if ours else "")
+            said = f"answers {status}" + (f": {error[:MOST_OF_A_VALUE]}" if isinstance(error, str) else "")
         if status == 404 and "no source" not in said:
             said += "; is it the address of a control plane, and not that of a receiver?"
         if status == 401:
@@ -158,6 +182,10 @@ def _base(url: str) -> str:
         raise ConfigurationError("leave out what stands before the @: a token goes into WEBHOOKS_TUNNEL_TOKEN")
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0 or parts.query or parts.fragment:
         raise ConfigurationError(f"{url} is no address of a control plane: write https://HOST or http://HOST:PORT")
+    try:
+        httpx.URL(url)  # which reads less than urlsplit does
+    except (httpx.InvalidURL, ValueError) as error:
+        raise ConfigurationError(f"{url} is no address of a control plane: {error}") from None
     return url.rstrip("/")
 
 
@@ -171,6 +199,8 @@ def _authorization(token: str | None) -> dict[str, str]:
 
 async def _beginning(response: httpx.Response) -> bytes:
     content = bytearray()
+    if packed(response) is not None:  # unpacked it could be of any size
+        return b""
     async for part in response.aiter_bytes():
         content += part
         if len(content) >= MOST_OF_AN_ERROR:

@@ -19,14 +19,13 @@ async def missing(base: str, meanwhile: str | None = None) -> str | None:
     """
     until_then = "" if meanwhile is None else f"; {meanwhile}"
     try:
-        async with opened(base) as client:
-            answer = await client.get(
-                f"{base.rstrip('/')}/healthz", follow_redirects=False, timeout=httpx.Timeout(ASK_WITHIN_S)
-            )
+        url, timeout = f"{base.rstrip('/')}/healthz", httpx.Timeout(ASK_WITHIN_S)
+        async with opened(base) as client, client.stream("GET", url, follow_redirects=False, timeout=timeout) as answer:
+            status = answer.status_code  # what it says besides is of no interest, and might be long
     except httpx.ConnectError:
         return f"nothing listens at {base}: start the receiver with webhooks serve --dev{until_then}"
     except httpx.HTTPError as error:
         return f"{base} does not answer ({why(error)}): is it held up, by a breakpoint perhaps?{until_then}"
-    if answer.status_code != 200:
-        return f"what answers at {base} seems to be no receiver of webhooks: GET /healthz gave {answer.status_code}"
+    if status != 200:
+        return f"what answers at {base} seems to be no receiver of webhooks: GET /healthz gave {status}"
     return None

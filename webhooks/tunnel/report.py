@@ -17,12 +17,17 @@ from webhooks.tunnel.relay import Incoming, Tell
 
 MOST_READ = 1024 * 1024
 MOST_NAMES = 3
+MOST_OF_A_NAME = 200
 HEADERS = ("x-github-event", "x-event-key", "x-gitlab-event")
 WORTH_SAYING_S = 5.0
 
 
 def named(sources: Mapping[str, Source], incoming: Incoming) -> str:
     """Return what a delivery says, as far as that is cheap to know; `-` where it is not."""
+    return _named(sources, incoming)[:MOST_OF_A_NAME]
+
+
+def _named(sources: Mapping[str, Source], incoming: Incoming) -> str:
     if incoming.event is not None:
         return incoming.event
     source = sources.get(incoming.source)
@@ -84,7 +89,8 @@ class Report:
 
     def passed(self, incoming: Incoming, answer: Answer) -> None:
         self.counts["duplicate" if answer.outcome in ("duplicate", "rearmed") else "new"] += 1
-        self._line(incoming, answer, answer.outcome)
+        unread = "" if answer.unread is None else f" (by its status; its answer could not be read: {answer.unread})"
+        self._line(incoming, answer, f"{answer.outcome}{unread}")
 
     def skipped(self, incoming: Incoming, answer: Answer) -> None:
         self.counts["skipped"] += 1

@@ -9,25 +9,27 @@ from __future__ import annotations
 import asyncio
 import time
 from collections.abc import AsyncGenerator, Sequence
-from contextlib import aclosing, suppress
+from contextlib import aclosing
 
 import httpx
-from httpx_sse import ServerSentEvent, SSEError, aconnect_sse
+from httpx_sse import ServerSentEvent, SSEError
 
 from webhooks.db import ended
 from webhooks.errors import ConfigurationError, Unreadable, WebhooksError
 from webhooks.sources import Source
+from webhooks.tunnel.held import Held
 from webhooks.tunnel.message import Message, as_sent, read
 from webhooks.tunnel.reasons import fault, why
-from webhooks.tunnel.relay import Incoming, Relay, Sleep, Tell, taken, wait_s
+from webhooks.tunnel.relay import Incoming, Relay, Sleep, Tell, taken
 from webhooks.tunnel.report import Report
 from webhooks.tunnel.session import OnError, Stopped
+from webhooks.tunnel.stream import TooLong, Tries, connected, events, packed
 
 # A ping comes every 30 s: after two that did not come the connection is dead, whatever the system believes.
 SILENT_S = 75.0
-CONNECT_WITHIN_S = 10.0
 FIRST_WAIT_S, LONGEST_WAIT_S = 1.0, 30.0
-MOST_HELD = 10_000
+GROWTH = 2.0
+"""How much longer a body is as a channel writes it: some numbers are written out, and quotes in a text are marked."""
 REWRITTEN = (
     "its signature does not fit: a smee channel passes on what it parsed, not the bytes that were signed, and wrote "
     "this body anew (or the hook has another secret than this receiver). --resign signs with the secret known here"
@@ -48,6 +50,8 @@ async def follow(
     tell: Tell,
     sleep: Sleep = asyncio.sleep,
     ready: asyncio.Event | None = None,
+    *,
+    most_body_bytes: int,
 ) -> AsyncGenerator[Message]:
     """Yield what is posted to a channel from now on, connecting again as often as it must.
 
@@ -57,22 +61,24 @@ async def follow(
         tell: called with what a person should know.
         sleep: how to wait.
         ready: set once what is posted from then on is heard.
+        most_body_bytes: the longest body that the receiver here takes.
 
     Raises:
         NotAChannel: nothing of the kind is there.
         ConfigurationError: it is no address.
     """
-    failures, worked = 0, False
+    tries, worked = Tries(FIRST_WAIT_S, LONGEST_WAIT_S), False
     while True:
         try:
-            async with aclosing(_events(client, channel)) as events:
-                async for event in events:
-                    failures, worked = 0, True
+            async with aclosing(_events(client, channel, tries, most_body_bytes)) as found:
+                async for event in found:
+                    worked = True
                     if event.event == "ready":
                         tell(f"following {channel}; what is sent there while nobody follows is lost")
                         if ready is not None:
                             ready.set()
                     elif event.event == "message":
+                        tries.worked()
                         try:
                             message = read(event.data)
                         except Unreadable as error:
@@ -80,27 +86,30 @@ async def follow(
                             continue
                         yield message
             reason = "it ended the connection"
-        except (httpx.RequestError, httpx.StreamError, NotAChannel) as error:
+        except (httpx.RequestError, httpx.StreamError, NotAChannel, TooLong) as error:
             if isinstance(error, NotAChannel) and not worked:
                 raise  # once it has worked, whoever answers in between (a proxy, a login page) will go away again
             reason = why(error)
-        failures += 1
-        pause_s = wait_s(failures, FIRST_WAIT_S, LONGEST_WAIT_S)
+        pause_s = tries.pause_s()
         tell(f"not connected to {channel} ({reason}): trying again in {pause_s:.1f} s")
         await sleep(pause_s)
 
 
-async def _events(client: httpx.AsyncClient, channel: str) -> AsyncGenerator[ServerSentEvent]:
-    timeout = httpx.Timeout(CONNECT_WITHIN_S, read=SILENT_S)
+async def _events(
+    client: httpx.AsyncClient, channel: str, tries: Tries, most_body_bytes: int
+) -> AsyncGenerator[ServerSentEvent]:
     try:
-        async with aconnect_sse(client, "GET", channel, timeout=timeout, follow_redirects=False) as stream:
-            status = stream.response.status_code
+        async with connected(client, channel, silent_s=SILENT_S) as response:
+            status = response.status_code
             if status >= 500 or status == 429:
                 raise httpx.RemoteProtocolError(f"it answers {status}")
             if status != 200:
                 raise NotAChannel(f"{channel} answers {status}: is it the address of a smee channel?")
-            async with aclosing(stream.aiter_sse()) as events:
-                async for event in events:
+            if (how := packed(response)) is not None:
+                raise NotAChannel(f"{channel} sends its events packed ({how}), which was not asked for")
+            tries.connected()
+            async with aclosing(events(response, most_body_bytes, GROWTH)) as found:
+                async for event in found:
                     yield event
     except SSEError:
         raise NotAChannel(
@@ -134,7 +143,7 @@ async def carry(
         Stopped: it refused one.
         NotAChannel: the channel is none.
     """
-    held: asyncio.Queue[Message | None] = asyncio.Queue(MOST_HELD)
+    held = Held(report.tell)
 
     async def listen() -> None:
         try:
@@ -142,12 +151,11 @@ async def carry(
                 async for message in messages:
                     await held.put(message)
         finally:
-            with suppress(asyncio.QueueFull):
-                held.put_nowait(None)
+            held.end()
 
     listening = asyncio.create_task(listen(), name="smee channel")
     try:
-        while (message := await held.get()) is not None:
+        while (message := await held.next()) is not None:
             await _pass(message, source, secrets, relay, report, on_error)
         await listening
     finally:
