@@ -8,7 +8,7 @@ import os
 import signal
 import subprocess
 import sys
-from collections.abc import AsyncIterator, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,6 +17,7 @@ import httpx
 import psutil
 import pytest
 import respx
+from channels import Server
 from click.testing import CliRunner
 from consumers import digest, from_github, served
 from processes import SECRETS, Process, serving, started, webhooks
@@ -544,6 +545,8 @@ class Provider:
         self.secrets: list[str] = []
         self.says_id = True
         self.slow_s = 0.0
+        self.refuses: int | None = None
+        self.at_making: Callable[[], object] = lambda: None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = b""
@@ -577,8 +580,11 @@ class Provider:
         return 200, self.hooks[last]
 
     def whole(self, method: str, path: str, body: Any) -> tuple[int, Any]:
+        if self.refuses is not None:
+            return self.refuses, {"message": "Resource not accessible by personal access token"}
         if method == "GET":
             return 200, list(self.hooks.values())
+        self.at_making()
         id = str(len(self.asked) + 100)
         if "webhook_url" in body:
             self.secrets.append(body["secret"])
@@ -881,9 +887,49 @@ async def test_a_tunnel_whose_program_dies_removes_its_hook_and_says_why(provide
     assert github.hooks == {}
 
 
+async def test_a_channel_is_followed_before_a_hook_sends_to_it_and_what_that_signs_is_found_again(
+    provider: Any, tunnels: Tunnels
+) -> None:
+    """GitHub sends a ping as soon as a hook is made, and a channel keeps nothing."""
+    github, api = provider
+    channel = Server()
+    channel.slow_s = 1.0
+    github.at_making = lambda: followers.append(len(channel.followers))
+    followers: list[int] = []
+    async with served(channel) as port:
+        address = f"http://127.0.0.1:{port}/channel"
+        ways = ("--via", "smee", address, "--to", tunnels.receiver, *REGISTER)
+        variables = {**tunnels.variables, "GITHUB_API": api}
+        with started(tunnels.directory, "tunnel", *ways, name="tunnel", **variables) as tunnel:
+            await asyncio.to_thread(tunnel.says, "registered the hook")
+            body = json.dumps({"zen": "é", "hook_id": 1}, indent=2).encode()
+            signature = f"sha256={digest(body, github.secrets[-1])}"
+            request = from_github(body, event="issues", signature=signature)
+            async with httpx.AsyncClient() as client:
+                await client.post(address, content=request.body, headers=request.headers)
+            await asyncio.to_thread(tunnel.says, "→ 202 accepted")
+            assert "were found again" in tunnel.output
+            tunnel.signal(signal.SIGINT)
+            assert await asyncio.to_thread(tunnel.ends) == 0
+    assert followers == [1]
+    assert github.hooks == {}
+
+
+async def test_what_a_token_may_not_do_is_told_before_anything_is_opened(provider: Any, tunnels: Tunnels) -> None:
+    github, _ = provider
+    github.refuses = 403
+    ways = ("--via", "ssh", "box", "--public", tunnels.receiver, "--to", tunnels.receiver, *REGISTER)
+    with started(tunnels.directory, "tunnel", *ways, name="tunnel", **tunnels.variables) as tunnel:
+        assert await asyncio.to_thread(tunnel.ends) == 1
+    assert "403" in tunnel.log
+    assert not tunnels.pid.exists()
+
+
 @pytest.mark.parametrize(
     ("arguments", "said"),
     [
+        (("--via", "ngrok", "--register", "shortcut", "--register", "shortcut"), "names the same place twice"),
+        (("--via", "ssh", "box", "--public", "dev.example.com"), "is no address"),
         (("--via", "ssh"), "--via ssh nokey@localhost.run"),
         (("--via", "smee"), "--via smee URL"),
         (("--via", "ngrok", "https://x.example.com"), "takes no address"),

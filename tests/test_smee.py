@@ -14,6 +14,7 @@ from urllib.parse import parse_qsl, quote_plus
 import httpx
 import pytest
 import respx
+from channels import READY, Server, event, told, written
 from consumers import SECRET, digest, from_github, from_shortcut, served, stack, stories
 from gates import until
 
@@ -29,27 +30,9 @@ from webhooks.tunnel.session import OnError, Stopped
 from webhooks.tunnel.smee import REWRITTEN, UNSIGNED, NotAChannel, carry, follow
 
 CHANNEL = "https://smee.example/channel"
-READY = b"id: 0\nevent: ready\ndata: {}\n\n"
 PING = b"id: 3\nevent: ping\ndata: {}\n\n"
 GITHUB, SHORTCUT = GitHub(), Shortcut()
 MOST_BODY_BYTES = 3 << 20
-
-
-def written(value: Any) -> str:
-    """JSON as JavaScript's JSON.stringify writes it."""
-    return json.dumps(value, separators=(",", ":"), ensure_ascii=False)
-
-
-def told(headers: Iterable[tuple[str, str]], body: str, **more: Any) -> str:
-    """The data of an event, as the server makes it of a request."""
-    lines = {"host": "smee.example", "connection": "close", **{name.lower(): value for name, value in headers}}
-    rest = {**more, "query": {}, "timestamp": 1_780_000_000_000}
-    return f"{written(lines)[:-1]},{f'{chr(34)}body{chr(34)}:{body},' if body else ''}{written(rest)[1:]}"
-
-
-def event(data: str, number: int = 1) -> bytes:
-    return f"id: {number}\ndata: {data}\n\n".encode()
-
 
 # What the channel says
 
@@ -322,48 +305,6 @@ async def test_what_is_no_address_is_said_to_be_none() -> None:
 # To the local receiver
 
 
-class Server:
-    """smee.io itself, on a socket: what is posted to a channel goes to whoever follows it."""
-
-    def __init__(self) -> None:
-        self.followers: set[asyncio.Queue[bytes]] = set()
-
-    async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
-        if scope["method"] == "GET":
-            await self.stream(receive, send)
-            return
-        body = b""
-        while (message := await receive()).get("more_body"):
-            body += message["body"]
-        body += message["body"]
-        headers = [(name.decode(), value.decode()) for name, value in scope["headers"]]
-        parsed = dict(parse_qsl(body.decode())) if body.startswith(b"payload=") else json.loads(body)
-        for follower in self.followers:
-            follower.put_nowait(event(told(headers, written(parsed))))
-        await send({"type": "http.response.start", "status": 200, "headers": []})
-        await send({"type": "http.response.body"})
-
-    async def stream(self, receive: Any, send: Any) -> None:
-        waiting: asyncio.Queue[bytes] = asyncio.Queue()
-        self.followers.add(waiting)
-        headers = [(b"content-type", b"text/event-stream")]
-        await send({"type": "http.response.start", "status": 200, "headers": headers})
-        await send({"type": "http.response.body", "body": READY, "more_body": True})
-        gone = asyncio.create_task(receive_until_gone(receive))
-        while not gone.done():
-            next = asyncio.create_task(waiting.get())
-            await asyncio.wait({gone, next}, return_when=asyncio.FIRST_COMPLETED)
-            if next.done():
-                await send({"type": "http.response.body", "body": next.result(), "more_body": True})
-            next.cancel()
-        self.followers.discard(waiting)
-
-
-async def receive_until_gone(receive: Any) -> None:
-    while (await receive())["type"] != "http.disconnect":
-        pass
-
-
 class Tunnel:
     """A running tunnel from a channel of a server to a receiver."""
 
@@ -401,7 +342,7 @@ async def tunnel(
         relay = Relay(local, base, retries=0, tell=lines.append, signer=signer)
         report = Report(lines.append, consumer.sources)
         messages = follow(remote, channel, lines.append, most_body_bytes=MOST_BODY_BYTES)
-        carrying = asyncio.create_task(carry(messages, source, [secret], relay, report, on_error))
+        carrying = asyncio.create_task(carry(messages, source, lambda: [secret], relay, report, on_error))
         await until(lambda: server.followers, within_s=20)
         try:
             yield Tunnel(parts, channel, lines, carrying)
@@ -436,7 +377,7 @@ async def test_what_the_channel_tells_of_the_connection_or_of_a_person_goes_no_f
 
     async with httpx.AsyncClient() as client:
         relay = Relay(client, "http://127.0.0.1:9", retries=0, tell=print)
-        await carry(messages(), GITHUB, [SECRET], relay, Report(print, {}))
+        await carry(messages(), GITHUB, lambda: [SECRET], relay, Report(print, {}))
     sent = {name.lower() for name, _ in local.calls.last.request.headers.raw}
     assert sent == {name.lower().encode() for name, _ in request.headers} | {b"host", b"content-length"}
 
@@ -459,7 +400,7 @@ async def test_while_the_receiver_is_away_no_more_is_held_than_there_is_room_for
 
     async with httpx.AsyncClient() as client:
         relay = Relay(client, "http://127.0.0.1:9", retries=0, tell=lines.append, sleep=wait)
-        carrying = asyncio.create_task(carry(messages(), GITHUB, [], relay, Report(lines.append, {})))
+        carrying = asyncio.create_task(carry(messages(), GITHUB, list, relay, Report(lines.append, {})))
         await until(lambda: any("room for no more" in line for line in lines))
         assert (MOST_BYTES >> 20) - 1 <= read <= (MOST_BYTES >> 20) + 2
         back.set()

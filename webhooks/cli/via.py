@@ -130,10 +130,14 @@ async def _through_channel(via: Via, settings: Settings, consumer: Consumer) -> 
     channel = str(via.where)
     source = _source_of_channel(via, consumer)
     await _ready_to_register(via, settings)
+
+    def known() -> tuple[str, ...]:
+        """Return the secrets of the source: a hook that is made meanwhile gets one of its own."""
+        return (*secrets_found(settings.home, source.name), *hook_secrets(settings.home).get(source.name, ()))
+
     async with AsyncExitStack() as stack:
         remote = await stack.enter_async_context(opened(channel))
         local = await stack.enter_async_context(opened(via.to))
-        secrets = (*secrets_found(settings.home, source.name), *hook_secrets(settings.home).get(source.name, ()))
         signer = None
         if via.resign:
             signing = signing_secret(source, settings)
@@ -142,13 +146,13 @@ async def _through_channel(via: Via, settings: Settings, consumer: Consumer) -> 
         relay = Relay(local, via.to, retries=via.retries, tell=say, signer=signer)
         report = Report(say, consumer.sources)
         say(f"{channel} → {target(via.to, source.name)}")
-        if not secrets:
+        if not known() and not via.register:
             say(f"note: no secret of {source.name} is known here: a body that the channel wrote anew is not mended")
         if told := await missing(via.to, WAITING):
             say(f"note: {told}")
         ready = asyncio.Event()
         messages = follow(remote, channel, say, ready=ready, most_body_bytes=settings.max_body_bytes)
-        carrying = asyncio.create_task(carry(messages, source, secrets, relay, report, via.on_error))
+        carrying = asyncio.create_task(carry(messages, source, known, relay, report, via.on_error))
         stack.push_async_callback(ended, [carrying])
         try:
             # Followed first: what a hook sends as soon as it is made is not kept there.

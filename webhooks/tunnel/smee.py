@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import AsyncGenerator, Sequence
+from collections.abc import AsyncGenerator, Callable, Sequence
 from contextlib import aclosing
 
 import httpx
@@ -122,7 +122,7 @@ async def _events(
 async def carry(
     messages: AsyncGenerator[Message],
     source: Source,
-    secrets: Sequence[str],
+    secrets: Callable[[], Sequence[str]],
     relay: Relay,
     report: Report,
     on_error: OnError = "stop",
@@ -134,7 +134,7 @@ async def carry(
     Args:
         messages: from `follow`.
         source: whose deliveries they are.
-        secrets: those known here, to find the bytes that were signed.
+        secrets: returns those known here by now, to find the bytes that were signed.
         relay: where they go.
         report: who is told.
         on_error: what to do when the local receiver finally refuses one.
@@ -156,7 +156,7 @@ async def carry(
     listening = asyncio.create_task(listen(), name="smee channel")
     try:
         while (message := await held.next()) is not None:
-            await _pass(message, source, secrets, relay, report, on_error)
+            await _pass(message, source, secrets(), relay, report, on_error)
         await listening
     finally:
         await ended([listening])
