@@ -20,6 +20,7 @@ import respx
 from channels import Server
 from click.testing import CliRunner
 from consumers import digest, from_github, served
+from gates import until
 from processes import SECRETS, Process, serving, started, webhooks
 
 from webhooks import Consumer, Event, GitHub, Shortcut, Transaction
@@ -547,6 +548,7 @@ class Provider:
         self.slow_s = 0.0
         self.refuses: int | None = None
         self.at_making: Callable[[], object] = lambda: None
+        self.refuses_making: int | None = None
 
     async def __call__(self, scope: Any, receive: Any, send: Any) -> None:
         body = b""
@@ -585,6 +587,8 @@ class Provider:
         if method == "GET":
             return 200, list(self.hooks.values())
         self.at_making()
+        if self.refuses_making is not None:
+            return self.refuses_making, {"message": "no"}
         id = str(len(self.asked) + 100)
         if "webhook_url" in body:
             self.secrets.append(body["secret"])
@@ -728,6 +732,45 @@ async def test_where_no_record_can_be_kept_no_hook_is_made(target: str, provider
     made = await ran(tmp_path, api, "create", target, "--url", "https://hooks.example.com")
     assert (made.returncode, "cannot keep a record" in made.stderr) == (1, True)
     assert standing_in.hooks == {}
+
+
+@pytest.mark.parametrize("status", [403, 500])
+async def test_what_another_makes_after_a_call_that_failed_is_not_tidied_away(
+    status: int, provider: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A lasting address is the same for all: the hook that is there later may be anybody's."""
+    standing_in, api = provider
+    base = "https://hooks.example.com"
+    standing_in.refuses_making = status
+    failed = await ran(tmp_path, api, "create", "github:acme/shop", "--url", base)
+    assert failed.returncode == 1
+    assert standing_in.hooks == {}
+    standing_in.hooks["177"] = hook(177, f"{base}/webhooks/github")
+    monkeypatch.setenv("GITHUB_API", api)
+    monkeypatch.setenv("WEBHOOKS_GITHUB_TOKEN", "t")
+    monkeypatch.setenv("WEBHOOKS_HOME", str(tmp_path / ".webhooks"))
+    await tidied(Settings.load(), print)
+    assert list(standing_in.hooks) == ["177"]
+
+
+async def test_what_another_makes_after_a_call_that_was_killed_is_not_tidied_away(
+    provider: Any, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    standing_in, api = provider
+    standing_in.slow_s = 2.0
+    given = {"GITHUB_API": api, "WEBHOOKS_GITHUB_TOKEN": "t"}
+    ways = ("create", "github:acme/shop", "--url", "https://hooks.example.com")
+    with started(tmp_path, "hooks", *ways, name="hooks", **given) as process:
+        await until(lambda: recorded(tmp_path / ".webhooks"))
+        process.signal(signal.SIGKILL)
+        await asyncio.to_thread(process.ends)
+    standing_in.slow_s = 0.0
+    standing_in.hooks["177"] = hook(177, "https://hooks.example.com/webhooks/github")
+    monkeypatch.setenv("GITHUB_API", api)
+    monkeypatch.setenv("WEBHOOKS_GITHUB_TOKEN", "t")
+    monkeypatch.setenv("WEBHOOKS_HOME", str(tmp_path / ".webhooks"))
+    await tidied(Settings.load(), print)
+    assert "177" in standing_in.hooks
 
 
 async def test_a_hook_that_the_provider_refuses_leaves_no_record_of_it(provider: Any, tmp_path: Path) -> None:

@@ -338,6 +338,28 @@ async def test_a_program_and_what_it_started_end_when_the_tunnel_is_killed(bin: 
     await until(lambda: gone(ran(bin, "cloudflared")[0]) and gone(int((bin / "child").read_text())))
 
 
+async def test_a_program_that_ignores_being_asked_ends_though_nobody_waits_for_that(bin: Path) -> None:
+    """Ctrl-C a second time: its end is not waited for, and it is ended all the same."""
+    install(bin, "cloudflared", "signal.signal(signal.SIGTERM, signal.SIG_IGN)\n" + saying(CLOUDFLARED))
+    up, before = asyncio.Event(), set(psutil.Process().children())
+
+    async def tunnel() -> None:
+        async with running(cloudflared(LOCAL), quiet, within_s=20):
+            up.set()
+            await asyncio.sleep(60)
+
+    task = asyncio.create_task(tunnel())
+    await up.wait()
+    pid = ran(bin, "cloudflared")[0]
+    for _ in range(3):
+        task.cancel()
+        await asyncio.sleep(0.2)
+    assert task.done()
+    assert not gone(pid)
+    await until(lambda: set(psutil.Process().children()) <= before)
+    assert gone(pid)
+
+
 async def test_what_guards_a_program_is_gone_with_it(bin: Path) -> None:
     install(bin, "cloudflared", saying(CLOUDFLARED))
     before = set(psutil.Process().children())

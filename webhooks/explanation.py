@@ -45,6 +45,8 @@ def known(sources: Iterable[str], home: Path) -> Known:
 def explained(row: Mapping[str, Any], sources: Mapping[str, Source], secrets: Known) -> list[str]:
     """Return what can be said about a row of `one`; it may take a second on a long body."""
     name = row["source"]
+    if row.get("delivery") is not None:
+        return [f"it was accepted since, as delivery {row['delivery']}"]
     if name not in sources:
         return [f"this consumer has no source `{name}` any more"]
     others = [Other(other.name, other.recipe, secrets.in_force[other.name]) for other in sources.values()]

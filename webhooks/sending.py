@@ -78,6 +78,9 @@ class Answer:
     unread: str | None = None
 
 
+_DELIVERY_PATH = re.compile(rf"/webhooks/{SOURCE_NAME}$")
+
+
 def target(base: str, source: str) -> str:
     """Return where a source's deliveries go.
 
@@ -98,7 +101,7 @@ def target(base: str, source: str) -> str:
     if parts.scheme not in ("http", "https") or not parts.hostname or port == 0:
         raise ConfigurationError(f"{base} is no address to send to: write http://HOST:PORT or https://HOST")
     path = parts.path.rstrip("/")
-    if parts.query or parts.fragment or path.endswith(f"/webhooks/{source}"):
+    if parts.query or parts.fragment or _DELIVERY_PATH.search(path):
         raise ConfigurationError(f"{base} is not a base address: leave out what follows the host, /webhooks/… is added")
     return f"{parts.scheme}://{parts.netloc}{path}/webhooks/{source}"
 

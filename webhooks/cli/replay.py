@@ -3,13 +3,14 @@
 from __future__ import annotations
 
 import json
+from collections.abc import Collection
 from pathlib import Path
 from typing import Any, Literal
 
 import click
 
 from webhooks.cli.app import app_option, examples, printable, run
-from webhooks.cli.replayed import print_plan, print_report, print_weighed, would
+from webhooks.cli.replayed import BAD, print_plan, print_report, print_weighed, would
 from webhooks.cli.replaying import Wanted, from_a_file, from_here
 from webhooks.cli.selecting import is_everything, select_options, selection, somebody
 from webhooks.loading import load_consumer
@@ -99,12 +100,13 @@ def replay(
         _ask(done.total, dry=dry)
     elif isinstance(done, Weighed):
         print_weighed(done, to)
-        _ask(done.total - len(done.broken), dry=dry)
+        _ask(sum(fate.count for fate in done.fates if fate.result not in BAD), dry=dry)
+        _advise({fate.cause for fate in done.fates if fate.cause}, resigned=resign, signed=False)
     else:
         print_report(done)
     if isinstance(done, Report):
         _end(done, wanted)
-    if isinstance(done, Weighed) and done.broken:
+    if isinstance(done, Weighed) and (done.broken or any(fate.result in BAD for fate in done.fates)):
         raise click.exceptions.Exit(1)
 
 
@@ -145,16 +147,26 @@ def _ask(total: int, *, dry: bool) -> None:
 
 def _end(report: Report, wanted: Wanted) -> None:
     """Say on standard error what is to be known, and end with the exit code."""
-    if report.causes.get("stale_timestamp") and not wanted.resign:
-        click.echo("a signature with a time in it is too old: --resign signs anew, with the secret here", err=True)
-    if report.causes.get("bad_signature") and not wanted.resign:
-        click.echo("signed with another secret than the receiver's: --resign signs anew, with the one here", err=True)
+    _advise(report.causes, resigned=wanted.resign, signed=0 < report.total <= report.signed)
     if report.stopped is not None:
         click.echo(printable(f"{report.stopped}; {_how_to_go_on(report, wanted)}"), err=True)
     if report.stopped == INTERRUPTED:
         raise click.exceptions.Exit(130)
     if not report.well:
         raise click.exceptions.Exit(1)
+
+
+def _advise(causes: Collection[str], *, resigned: bool, signed: bool) -> None:
+    """Say on standard error what helps against a refusal."""
+    if "stale_timestamp" in causes and not resigned:
+        click.echo("a signature with a time in it is too old: --resign signs anew, with the secret here", err=True)
+    if "bad_signature" in causes:
+        click.echo(
+            "the receiver has another secret than the one known here: run this in its directory, or with its settings"
+            if resigned or signed
+            else "signed with another secret than the receiver's: --resign signs anew, with the one here",
+            err=True,
+        )
 
 
 def _how_to_go_on(report: Report, wanted: Wanted) -> str:

@@ -4,8 +4,9 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterator, Mapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import dataclass
+from datetime import UTC, datetime
 from typing import cast
 from urllib.parse import urlsplit
 
@@ -51,14 +52,16 @@ class Wanted:
 def _read_after(ctx: click.Context, param: click.Parameter, value: str | None) -> str | None:
     if value is None or value in ("now", "all"):
         return value
-    try:
+    with suppress(NotAPlace):
         read_place(value)
-    except NotAPlace:
-        try:
-            since(value)
-        except ValueError:
-            message = f"{value[:100]!r}: write now, all, a time such as 1h or 2026-01-31T12:00, or a cursor"
-            raise click.BadParameter(message, ctx, param) from None
+        return value
+    try:
+        time = since(value)
+    except ValueError:
+        message = f"{value[:100]!r}: write now, all, a time such as 1h or 2026-01-31T12:00, or a cursor"
+        raise click.BadParameter(message, ctx, param) from None
+    if isinstance(time, datetime) and time > datetime.now(UTC):
+        raise click.BadParameter(f"{value} lies ahead: write now for what comes from here on", ctx, param)
     return value
 
 

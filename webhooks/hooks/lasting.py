@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from pathlib import Path
 
 from webhooks.errors import ConfigurationError, ProviderError
 from webhooks.hooks.left_behind import Entry, forget, record, recorded
@@ -56,7 +57,8 @@ async def make_lasting(settings: Settings, target: Target, source: Source, url: 
                 f"set {secret_variable(source.name)} to the receiver's secret, or give it a new one with --new-secret"
             )
         with record(settings.home, Target(target.provider, target.repository), source.name, url) as kept:
-            kept.note("asked", before=[one.id for one in there if one.id is not None])
+            # Of what was made to stay nothing is ever tidied away, whatever becomes of this call.
+            kept.note("lasting")
             try:
                 hook = None
                 if before is not None and before.id is not None:
@@ -64,15 +66,15 @@ async def make_lasting(settings: Settings, target: Target, source: Source, url: 
                 changed = hook is not None
                 hook = hook or await hooks.create(url, secret, events)
             except ProviderError as error:
-                if error.status is not None and error.status < 500:
-                    kept.remove()
+                if target.repository is not None or (error.status is not None and error.status < 500):
+                    kept.remove()  # GitHub has a list to find it in; Shortcut may have made one that nobody can name
                 raise
-            if before is not None and before.id is not None:
-                forget_lasting(settings, target, before.id)
             if hook.id is not None:
                 kept.note("lasting", hook.id)
             else:
                 kept.remove()
+            if before is not None and before.id is not None:
+                forget_lasting(settings, target, before.id, but=kept.path)
     return Lasting(hook, before if changed else None, secret, is_new)
 
 
@@ -90,10 +92,10 @@ def ids_here(settings: Settings, target: Target, address: str) -> list[str]:
     return [entry.id for entry in lasting if entry.id is not None and sends_to(entry.url, address)]
 
 
-def forget_lasting(settings: Settings, target: Target, id: str) -> None:
-    """Take the record of a hook away that was made to stay and is there no more."""
+def forget_lasting(settings: Settings, target: Target, id: str, *, but: Path | None = None) -> None:
+    """Take the records of a hook away that was made to stay and is there no more, or is in another record now."""
     for entry in made_here(settings, target):
-        if entry.id == id and entry.state == "lasting":
+        if entry.id == id and entry.state == "lasting" and entry.path != but:
             forget(entry)
 
 

@@ -18,6 +18,7 @@ from webhooks.sources import Source
 from webhooks.tunnel.reasons import fault
 
 FIRST_WAIT_S, LONGEST_WAIT_S = 0.25, 2.0
+SLOW_S = 10.0
 
 Sleep = Callable[[float], Awaitable[None]]
 Tell = Callable[[str], None]
@@ -84,7 +85,10 @@ class Signer:
         """
         source = self._sources.get(incoming.source)
         if source is None:
-            raise ConfigurationError(f"--resign: there is no source {incoming.source!r} here to sign for")
+            there = ", ".join(self._sources) or "none"
+            raise ConfigurationError(
+                f"--resign: there is no source {incoming.source!r} here to sign for; there are: {there}"
+            )
         return resigned(source, incoming.headers, incoming.body, self._secret(incoming.source), self._now())
 
 
@@ -129,11 +133,18 @@ class Relay:
         while True:
             # Signed for each try, since a signed time grows old while the receiver is away.
             headers = incoming.headers if self.signer is None else self.signer.headers(incoming)
-            answer = await send(self._client, self.base, incoming.source, headers, incoming.body)
+            asked_at = loop.time()
+            slow = loop.call_later(
+                SLOW_S, self._tell, f"{self.base} has not answered for {SLOW_S:.0f} s: waiting for it"
+            )
+            try:
+                answer = await send(self._client, self.base, incoming.source, headers, incoming.body)
+            finally:
+                slow.cancel()
             if is_away(answer):
                 away += 1
                 if away == 1:
-                    away_since = loop.time()
+                    away_since = asked_at
                     answered = "" if answer.status is None else "it answered "
                     self._tell(f"{self.base} is away, waiting for it: {answered}{fault(answer)}")
                 asked_s = 0.0 if answer.retry_after is None else answer.retry_after.total_seconds()

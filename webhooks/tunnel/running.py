@@ -134,13 +134,15 @@ async def running(program: Program, tell: Tell, *, within_s: float = WITHIN_S) -
                 await _stop(process)
                 tell(f"ended {program.name}" + (f": {url} leads here no more" if url else ""))
             await ended
+            guarded(None)
 
 
 @asynccontextmanager
-async def _guard() -> AsyncGenerator[Callable[[int], None]]:
-    """Have a guard beside us that ends the group it is told of, should we be killed.
+async def _guard() -> AsyncGenerator[Callable[[int | None], None]]:
+    """Have a guard beside us that ends the group it is told of, should we be killed or not wait for its end.
 
-    It is there before the program is: nobody else would end that then.
+    It is there before the program is: nobody else would end that then. What is yielded tells it of the group, and that
+    there is none any more.
     """
     guard = await asyncio.create_subprocess_exec(
         sys.executable,
@@ -152,12 +154,23 @@ async def _guard() -> AsyncGenerator[Callable[[int], None]]:
     )
     assert guard.stdin is not None
     hears = guard.stdin
+    guarding = False
+
+    def tell(group: int | None) -> None:
+        nonlocal guarding
+        guarding = group is not None
+        if guarding:
+            hears.write(f"{group}\n".encode())
+
     try:
-        yield lambda group: hears.write(f"{group}\n".encode())
+        yield tell
     finally:
-        with suppress(ProcessLookupError):
-            guard.kill()
-        await _over(guard)
+        if guarding:
+            hears.close()
+        else:
+            with suppress(ProcessLookupError):
+                guard.kill()
+            await _over(guard)
 
 
 async def _addressed(
