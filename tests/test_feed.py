@@ -717,6 +717,7 @@ async def test_a_body_that_is_pruned_while_it_is_sent_comes_as_a_pruned_one(here
     """The event that was begun is cut off, so that nobody takes it for whole."""
     await arrived(here.stack.pool, arrival(b"x" * (26 << 20)))
     async with deaf(here, takes=None) as raw:
+        await raw.readuntil(b"body_base64")
         await here.stack.sql("UPDATE deliveries SET body = NULL, headers = '[]', pruned_at = now()")
         rest = await asyncio.wait_for(raw.read(), 60)
     assert not rest.endswith(b'"}\n\n0\r\n\r\n')
