@@ -60,7 +60,7 @@ def list_(target: Target, as_text: bool) -> None:
         return
     table = Table(box=None, pad_edge=False)
     for name in ("ID", "URL", "EVENTS", "STATE", "LAST DELIVERY"):
-        table.add_column(name, overflow="fold")
+        table.add_column(name)
     for hook in found:
         state = Text("active") if hook.active else Text("off", style="red")
         told = (in_line(text or "") for text in (hook.id, hook.url, events_of(hook)))

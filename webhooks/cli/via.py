@@ -71,8 +71,8 @@ def check(via: Via) -> None:
         ConfigurationError: the public address is none.
     """
     if via.way in ("ssh", "smee") and via.where is None:
-        missing = "the server: --via ssh nokey@localhost.run" if via.way == "ssh" else "the channel: --via smee URL"
-        raise click.UsageError(f"name {missing}")
+        wanted = "the server: --via ssh nokey@localhost.run" if via.way == "ssh" else "the channel: --via smee URL"
+        raise click.UsageError(f"name {wanted}")
     if via.way in ("cloudflared", "ngrok") and via.where is not None:
         raise click.UsageError(f"--via {via.way} takes no address: leave out {via.where}")
     if via.way != "smee" and via.resign:

@@ -115,10 +115,11 @@ BETWEEN = SQL(
 ).format(feed=FEED, wanted=WANTED)
 
 HORIZON = "SELECT pg_snapshot_xmin(pg_current_snapshot())::text AS horizon"
-LAST = SQL(
+LAST_ROW = SQL(
     "SELECT accepted_xid::text AS xid, id, received_at FROM {deliveries}\n"
     "    WHERE accepted_xid < %(horizon)s::xid8 AND {feed} ORDER BY accepted_xid DESC, id DESC LIMIT 1"
-)
+).format(deliveries=table("deliveries"), feed=FEED)
+LAST = compose("{last}", last=LAST_ROW)
 LEVEL = compose(
     "SELECT held.number, held.seconds, last.xid, last.id, last.received_at FROM (\n"
     "    SELECT count(*) AS number,\n"
@@ -127,7 +128,7 @@ LEVEL = compose(
     "        ORDER BY accepted_xid, id LIMIT %(most)s) AS above\n"
     ") AS held LEFT JOIN (\n    {last}\n) AS last ON true",
     feed=FEED,
-    last=LAST.format(deliveries=table("deliveries"), feed=FEED),
+    last=LAST_ROW,
 )
 # A number that this server has not come to yet is one of another server's, though the delivery came along with a dump.
 NAMED = compose(
@@ -165,7 +166,11 @@ WAITING = compose(
 
 async def level(tx: Transaction) -> Level:
     """Return how far the feed is now."""
-    return await level_at(tx, await horizon_now(tx))
+    horizon = await horizon_now(tx)
+    row = await (await tx.execute(LEVEL, {"horizon": str(horizon), "most": MOST_HELD})).fetchone()
+    if row is None:
+        raise RuntimeError("an aggregate returned no row")
+    return Level(horizon, START if row["xid"] is None else place_of(row), row["number"], row["seconds"] or 0.0)
 
 
 async def found(tx: Transaction, place: Place) -> None:
@@ -210,7 +215,7 @@ async def page(tx: Transaction, after: Place, sources: Collection[str] = ()) -> 
     if rows and (rows[0]["found"] > len(rows) or rows[0]["found"] == MOST_DELIVERIES):
         return Page(entries, entries[-1].place, more=True)
     # Behind all that was looked through, so that what others sent is not looked through again.
-    return Page(entries, max(after, (await level_at(tx, horizon)).last), more=False)
+    return Page(entries, max(after, await last_below(tx, horizon)), more=False)
 
 
 async def piece(tx: Transaction, entry: Entry, start: int) -> bytes | None:
@@ -247,12 +252,10 @@ async def horizon_now(tx: Transaction) -> int:
     return int(row["horizon"])
 
 
-async def level_at(tx: Transaction, horizon: int) -> Level:
-    """Return how far the feed is, with a horizon that an earlier statement read."""
-    row = await (await tx.execute(LEVEL, {"horizon": str(horizon), "most": MOST_HELD})).fetchone()
-    if row is None:
-        raise RuntimeError("an aggregate returned no row")
-    return Level(horizon, START if row["xid"] is None else place_of(row), row["number"], row["seconds"] or 0.0)
+async def last_below(tx: Transaction, horizon: int) -> Place:
+    """Return the place behind everything below a horizon that an earlier statement read."""
+    row = await (await tx.execute(LAST, {"horizon": str(horizon)})).fetchone()
+    return START if row is None else place_of(row)
 
 
 def place_of(row: dict[str, Any]) -> Place:

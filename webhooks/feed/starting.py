@@ -7,7 +7,7 @@ from typing import Literal
 
 from webhooks.db import Transaction, compose
 from webhooks.feed.place import START, Place
-from webhooks.feed.reading import FEED, found, level, place_of
+from webhooks.feed.reading import FEED, found, horizon_now, last_below, place_of
 
 # The last place before a time. MATERIALIZED, or the planner may look for the time along the feed, from its beginning.
 BEFORE = compose(
@@ -42,7 +42,7 @@ async def located(tx: Transaction, after: Place | datetime | timedelta | Literal
     if isinstance(after, Place):
         await found(tx, after)
         return after
-    last = (await level(tx)).last
+    last = await last_below(tx, await horizon_now(tx))
     if after == "now":
         return last
     at, ago = (after, None) if isinstance(after, datetime) else (None, after)

@@ -52,11 +52,7 @@ def probed_source(consumer: Consumer, settings: Settings, named: str | None) -> 
         ConfigurationError: there is none.
     """
     if named is not None:
-        source = consumer.sources.get(named)
-        if source is None:
-            raise ConfigurationError(
-                f"there is no source {named!r}; there are: {', '.join(consumer.sources) or 'none'}"
-            )
+        source = consumer.sources[named]
         return source, signing_secret(source, settings)
     reasons: list[str] = []
     for source in consumer.sources.values():
