@@ -59,7 +59,37 @@ IN_PROGRESS = Gauge("webhooks_in_progress", "Rows claimed, by phase.", ("table",
 ESCALATED = Gauge(
     "webhooks_escalated", "Rows a person has to decide about, by phase.", ("table", "phase"), registry=REGISTRY
 )
+DEGRADED = Gauge(
+    "webhooks_degraded",
+    "Whether something this process looks after is at fault, by its name.",
+    ("name",),
+    registry=REGISTRY,
+)
 DATABASE_UP = Gauge("webhooks_database_up", "Whether the database answered just now.", registry=REGISTRY)
+
+
+class Health:
+    """What is at fault in this process though it still does its main job: shown by `/readyz`, `status` and a metric.
+
+    Attributes:
+        degraded: the reason by the name of what is at fault, such as `orders.packing`.
+    """
+
+    def __init__(self) -> None:
+        self.degraded: dict[str, str] = {}
+
+    def report(self, name: str, reason: str | None) -> None:
+        """Note what is at fault, or that it is well again.
+
+        Args:
+            name: what it is about: a gate, a phase, a source. Shown without a token, so it holds no value of a row.
+            reason: for a person; None when it is well.
+        """
+        if reason is None:
+            self.degraded.pop(name, None)
+        else:
+            self.degraded[name] = reason
+        DEGRADED.labels(name).set(reason is not None)
 
 
 def configure_logging(*, json: bool | None = None, level: int = logging.INFO) -> None:

@@ -19,6 +19,7 @@ from psycopg_pool import AsyncConnectionPool
 from webhooks.db import BLOCK, LIMITS, Connection, Cursor, Statement, Transaction, at_once, draw, transaction
 from webhooks.embedded import embedded
 from webhooks.marks import Marks
+from webhooks.observe import Health
 from webhooks.outcome import Backoff
 from webhooks.renewer import Renewer, connector
 from webhooks.settings import Settings
@@ -57,6 +58,7 @@ class Pool:
         renewer: keeps the leases of this process's claims alive.
         settling: writes the ends of its claims.
         marks: where its last looks through the queues ended.
+        health: what is at fault in this process.
     """
 
     def __init__(self, url: str, settings: Settings) -> None:
@@ -84,6 +86,7 @@ class Pool:
         )
         self.settling = Settling(self)
         self.marks = Marks()
+        self.health = Health()
         self._fence = 0
         self._fences_left = 0
 
