@@ -6,7 +6,6 @@ import asyncio
 import signal
 import sys
 from collections.abc import Coroutine
-from contextlib import suppress
 from typing import Any, TypeVar
 
 import click
@@ -19,7 +18,8 @@ STOPPED = 128 + signal.SIGTERM
 
 
 def run(work: Coroutine[Any, Any, T]) -> T:
-    """Run the asynchronous part of a command; SIGTERM, like Ctrl-C, cancels it, so that it can leave things in order.
+    """Run the asynchronous part of a command; SIGTERM and SIGHUP, like Ctrl-C, cancel it, so that it can leave things
+    in order; a SIGHUP that is ignored (`nohup`) stays so.
 
     Raises:
         click.ClickException: the database lacks our tables.
@@ -41,7 +41,9 @@ def run(work: Coroutine[Any, Any, T]) -> T:
 
 async def _stoppable(work: Coroutine[Any, Any, T]) -> T:
     task = asyncio.current_task()
-    if task is not None:
-        with suppress(NotImplementedError):  # Windows has no such signal
-            asyncio.get_running_loop().add_signal_handler(signal.SIGTERM, task.cancel)
+    if task is not None and sys.platform != "win32":
+        loop = asyncio.get_running_loop()
+        loop.add_signal_handler(signal.SIGTERM, task.cancel)
+        if signal.getsignal(signal.SIGHUP) is not signal.SIG_IGN:
+            loop.add_signal_handler(signal.SIGHUP, task.cancel)
     return await work

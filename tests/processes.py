@@ -117,6 +117,16 @@ class Process:
 
 
 @contextmanager
+def answering(number: signal.Signals, how: signal.Handlers) -> Iterator[None]:
+    """What is started in the block inherits whether it ignores a signal."""
+    before = signal.signal(number, how)
+    try:
+        yield
+    finally:
+        signal.signal(number, before)
+
+
+@contextmanager
 def started(cwd: Path, *arguments: str, name: str = "serve", **variables: str) -> Iterator[Process]:
     """Start a command; it is killed at the end if it still lives."""
     process = Process(cwd, name, arguments, variables)

@@ -15,6 +15,7 @@ from click.testing import CliRunner
 from consumers import quick
 from gates import until
 from heartbeats import ROOT, agents_served, at, control_of, enter, issue_of, open_issue, outcomes_of, sql, statuses
+from processes import answering
 
 from handlers.demo import demo
 from handlers.heartbeat_command import heartbeat
@@ -287,15 +288,17 @@ async def test_a_schedule_starts_runs_that_may_overlap_until_it_is_stopped(
     assert (claimed[0]["runs"], claimed[0]["issues"]) == (3, 3)
 
 
+@pytest.mark.parametrize("number", [signal.SIGTERM, signal.SIGHUP])
 async def test_a_process_that_is_stopped_gives_back_what_it_was_working_on(
-    database_url: str, pool: Pool, agents: tuple[AgentStandin, str]
+    database_url: str, pool: Pool, agents: tuple[AgentStandin, str], number: signal.Signals
 ) -> None:
     standin, url = agents
     await enter(pool, {"coder": at(url, query="seconds=60")})
     id = await open_issue(pool)
-    process = await started(database_url, "heartbeat", "acme")
+    with answering(signal.SIGHUP, signal.SIG_DFL):
+        process = await started(database_url, "heartbeat", "acme")
     await until(lambda: standin.calls, within_s=20)
-    process.send_signal(signal.SIGTERM)
+    process.send_signal(number)
     code, output, errors = await ended(process)
     assert code == 128 + signal.SIGTERM, errors
     assert "total" in output

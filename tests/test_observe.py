@@ -69,3 +69,17 @@ def test_a_traceback_shows_no_local_variables(as_json: bool) -> None:
     assert told.count("ValueError: what went wrong") == 2
     assert "in fails" in told
     assert "hunter2" not in told
+
+
+def test_a_line_that_cannot_be_written_stops_nothing() -> None:
+    with open("/dev/full", "w") as full:
+        done = subprocess.run(
+            [sys.executable, "-c", PROGRAM.format(json=True)],
+            env=environment(),
+            stdout=subprocess.PIPE,
+            stderr=full,
+            text=True,
+            timeout=30,
+            check=False,
+        )
+    assert (done.returncode, done.stdout) == (0, "the answer\n")

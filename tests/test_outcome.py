@@ -7,6 +7,7 @@ from datetime import timedelta
 
 import pytest
 from psycopg.errors import LockNotAvailable, UniqueViolation
+from psycopg_pool import PoolTimeout
 
 from webhooks.errors import Escalate, LostClaim, NotDone, Snooze
 from webhooks.outcome import LONGEST_ERROR, Backoff, Outcome, Release, Stop, describe, release_for
@@ -48,6 +49,7 @@ ENDINGS: list[tuple[str, BaseException | None, Stop | None, Release | None]] = [
     ("told to wait a moment", NotDone("429", retry_after=NOW), None, rests("snoozed", SECOND, "NotDone: 429")),
     ("not done", NotDone("404"), None, failed("NotDone: 404")),
     ("a row locked too long", LockNotAvailable("busy"), None, rests("snoozed", SECOND, "LockNotAvailable: busy")),
+    ("no connection was free", PoolTimeout("3 s"), None, rests("snoozed", SECOND, "PoolTimeout: 3 s")),
     ("escalated", Escalate("ask them"), None, asks("ask them")),
     ("lost", LostClaim("gone"), None, None),
     ("cancelled by nobody we know", asyncio.CancelledError(), None, failed("CancelledError")),

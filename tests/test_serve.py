@@ -4,9 +4,12 @@ from __future__ import annotations
 
 import json
 import os
+import re
 import signal
 import socket
 import stat
+import subprocess
+import sys
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -19,7 +22,7 @@ import httpx
 import psutil
 import psycopg
 import pytest
-from processes import SECRETS, Process, empty_database, eventually, serving, started, webhooks
+from processes import SECRETS, Process, answering, empty_database, environment, eventually, serving, started, webhooks
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.rows import dict_row
 
@@ -195,6 +198,68 @@ def test_a_second_signal_cuts_the_drain_short_and_the_row_goes_back_uncharged(
     [session] = rows(database_url, "SELECT status, attempt_count, lease_until FROM patch_sessions")
     assert session == {"status": "received", "attempt_count": 0, "lease_until": None}
     assert one(database_url, "SELECT outcome FROM attempts WHERE phase = 'clarifying'") == "interrupted"
+
+
+def test_a_hang_up_ends_it_in_order_unless_it_was_ignored_on_start(database_url: str, tmp_path: Path) -> None:
+    with answering(signal.SIGHUP, signal.SIG_IGN), serving(tmp_path, database_url) as process:
+        process.signal(signal.SIGHUP)
+        trigger(process, "shortcut", "story.update")
+        eventually(lambda: one(database_url, "SELECT status FROM patch_sessions") == "clarified")
+        process.signal()
+        assert process.ends() == 0
+        assert "SIGHUP" not in process.log
+
+    (tmp_path / "running").unlink()
+    (tmp_path / "held").touch()
+    with answering(signal.SIGHUP, signal.SIG_DFL), serving(tmp_path, database_url) as process:
+        trigger(process, "shortcut", "story.update", "--set", "actions.0.id=7")
+        eventually((tmp_path / "running").exists)
+        process.signal(signal.SIGHUP)
+        process.says("draining")
+        process.signal(signal.SIGHUP)
+        assert process.ends(10) == 0
+    assert one(database_url, "SELECT status FROM patch_sessions WHERE sc_id = 7") == "received"
+
+
+ON_A_TERMINAL = """
+import os, sys
+os.login_tty(int(sys.argv[1]))
+os.execv(sys.executable, [sys.executable, "-m", "webhooks", *sys.argv[2:]])
+"""
+
+
+def test_a_terminal_that_is_closed_ends_it_in_order_though_nothing_can_be_written_there(
+    database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "held").touch()
+    ours, theirs = os.openpty()
+    variables = environment(DATABASE_URL=database_url, **SECRETS)
+    command = [sys.executable, "-c", ON_A_TERMINAL, str(theirs), "serve", *PORTS]
+    with answering(signal.SIGHUP, signal.SIG_DFL):
+        process = subprocess.Popen(command, cwd=tmp_path, env=variables, pass_fds=(theirs,))
+    try:
+        os.close(theirs)
+        said = b""
+        while not (found := re.search(rb"receiver +(http://\S+)", said)) or b"control plane  http" not in said:
+            said += os.read(ours, 4096)
+        webhooks(tmp_path, "trigger", "shortcut", "story.update", "--url", found[1].decode(), **SECRETS)
+        eventually((tmp_path / "running").exists)
+        os.close(ours)
+        eventually(lambda: not _listens(found[1].decode()))
+        (tmp_path / "held").unlink()
+        process.wait(20)
+    finally:
+        process.kill()
+        process.wait(10)
+    assert one(database_url, "SELECT status FROM patch_sessions") == "clarified"
+
+
+def _listens(url: str) -> bool:
+    try:
+        httpx.get(f"{url}/healthz")
+    except httpx.ConnectError:
+        return False
+    return True
 
 
 def test_work_that_does_not_end_within_the_drain_time_goes_back(database_url: str, tmp_path: Path) -> None:

@@ -605,6 +605,32 @@ async def test_a_phase_without_a_function_is_swept_and_not_run(pool: Pool, datab
     assert await attempts_of(pool, 8) == []
 
 
+async def test_who_waits_in_vain_for_a_connection_is_not_charged(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webhooks.pool.MOST_CONNECTIONS", 2)
+    free = asyncio.Event()
+    shortcut = Shortcut()
+
+    @shortcut.on("story.update")
+    async def handle(event: Event, tx: Transaction) -> None:
+        await free.wait()  # with its connection
+
+    consumer, settings = Consumer(gates=[], sources=[shortcut]), quick(deliveries_concurrency=8)
+    async with stack(database_url, consumer, settings=settings) as running:
+        connections = running.pool.connections
+        await asyncio.gather(*(running.send(from_shortcut(stories(key))) for key in range(8)))
+        connections.timeout = 0.1
+        await until(lambda: connections.get_stats().get("requests_errors", 0) >= 6)
+        free.set()
+        connections.timeout = 3
+        await settled(running, 8)
+        assert {row["status"] for row in await running.deliveries()} == {"processed"}
+        attempts = await running.sql("SELECT outcome, error FROM attempts")
+    assert {attempt["outcome"] for attempt in attempts} == {"done", "snoozed"}
+    assert any("PoolTimeout" in (attempt["error"] or "") for attempt in attempts)
+
+
 # ---- rows claimed ahead of their slot
 
 
@@ -706,3 +732,51 @@ async def test_a_queue_is_not_asked_over_and_over_while_every_slot_is_taken(pool
         assert lane.seen_at == before
         slow.set()
         await until_drafted(pool, *range(1000, 1004))
+
+
+class Jumping:
+    """A clock that stands still, and once told to, is an hour later at every second look."""
+
+    def __init__(self) -> None:
+        self.jumps = False
+        self.looks = 0
+
+    def __call__(self) -> float:
+        self.looks += self.jumps
+        return 3600.0 * (self.jumps and self.looks % 2 == 0)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "looked for"])
+async def test_room_that_goes_between_two_looks_at_it_does_not_stop_a_lane(
+    pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch, known: bool
+) -> None:
+    monkeypatch.setattr("webhooks.lane.AFTER_A_FAILURE_S", NEVER_S)
+    slow, clock = asyncio.Event(), Jumping()
+
+    async def work(key: int) -> None:
+        if key >= 1000:
+            await slow.wait()
+
+    consumer, _ = drafting(work)
+    await waiting(pool, *range(KNOWN_AFTER), 1000, 1001, 1002, 1003)
+    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)) as running:
+        assert running.worker is not None
+        lane = running.worker._lanes["patch_sessions", "drafting"]
+        lane._pace = Pace(clock)
+        await until(lambda: len(lane._working) == 4)
+        await until_looked(running.worker)
+        # Four run for no time, so that more rows may be claimed ahead; at the second look they have run for an hour.
+        await waiting(pool, 1004)
+        clock.jumps = True
+        if known:
+            running.worker.know([Ready("patch_sessions", "drafting", 1004)])
+        else:
+            running.worker.look()
+
+        async def claimed() -> bool:
+            return bool(await attempts_of(pool, 1004))
+
+        await until(claimed, within_s=10)
+        clock.jumps = False
+        slow.set()
+        await until_drafted(pool, *range(1000, 1005))

@@ -7,6 +7,7 @@ import time
 from collections.abc import Awaitable, Callable, Generator, Iterable
 from contextlib import contextmanager, suppress
 from datetime import timedelta
+from itertools import islice
 from typing import Any
 
 import structlog
@@ -43,9 +44,14 @@ class Turn:
 
 
 class Pace:
-    """How long the functions of a lane take, as far as is known."""
+    """How long the functions of a lane take, as far as is known.
 
-    def __init__(self) -> None:
+    Args:
+        clock: seconds that only ever grow.
+    """
+
+    def __init__(self, clock: Callable[[], float] = time.perf_counter) -> None:
+        self._clock = clock
         self._runs = 0
         self._seconds = 0.0
         self._since: dict[object, float] = {}  # what runs, the longest first
@@ -53,11 +59,11 @@ class Pace:
     @contextmanager
     def timing(self, run: object) -> Generator[None]:
         """Time a run."""
-        self._since[run] = time.perf_counter()
+        self._since[run] = self._clock()
         try:
             yield
         finally:
-            self.ran(time.perf_counter() - self._since.pop(run))
+            self.ran(self._clock() - self._since.pop(run))
 
     def ran(self, seconds: float) -> None:
         """Take note of a run. A slow one counts in full, so that one is enough to go slowly."""
@@ -68,7 +74,7 @@ class Pace:
         """Return how many more rows than there are slots may be claimed, because their turn comes at once."""
         if self._runs < KNOWN_AFTER:
             return 0
-        now = time.perf_counter()
+        now = self._clock()
         longest = max(self._seconds, now - next(iter(self._since.values()), now), 1e-6)
         return min(int(slots * AHEAD_S / longest), MOST_AHEAD)
 
@@ -137,10 +143,11 @@ class Lane:
             self.seen_at = loop.time()
             try:
                 await self._claim_known()
-                if self._room and (self._scan_now or loop.time() >= scan_at):
+                # Time alone can take the room away: it is looked at once, and claimed for by what was seen.
+                if (self._scan_now or loop.time() >= scan_at) and (room := self._room):
                     self._scan_now = False
                     scan_at = loop.time() + self._pool.settings.poll_s
-                    if await self._claim_next():
+                    if await self._claim_next(room):
                         self._scan_now = True
             except Exception as error:  # the database is away, or refuses: whatever it is, work goes on after it
                 log.warning(
@@ -171,8 +178,8 @@ class Lane:
         return MOST_ENDING - (len(self.running) - len(self._working))
 
     async def _claim_known(self) -> None:
-        while self._known and self._room:
-            keys = list(self._known)[: min(self._room, MOST_AT_ONCE)]
+        while self._known and (room := self._room):
+            keys = list(islice(self._known, min(room, MOST_AT_ONCE)))
             for key in keys:
                 del self._known[key]
             if len(keys) > 1:
@@ -184,9 +191,9 @@ class Lane:
             for claim in claims:
                 self._start(claim)
 
-    async def _claim_next(self) -> bool:
+    async def _claim_next(self, room: int) -> bool:
         """Look through the queue; return whether there is more, so that it is looked through again at once."""
-        limit = min(self._room, MOST_AT_ONCE)
+        limit = min(room, MOST_AT_ONCE)
         fresh = await self.gate.take_next(self._pool, self.phase, limit, which="fresh")
         for claim in fresh:
             self._start(claim)

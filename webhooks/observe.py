@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import logging
 import sys
-from typing import Any
+from contextlib import suppress
+from typing import Any, TextIO, cast
 
 import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
@@ -95,6 +96,9 @@ class Health:
 def configure_logging(*, json: bool | None = None, level: int = logging.INFO) -> None:
     """Send log lines to standard error: for people on a terminal, as JSON elsewhere.
 
+    One that cannot be written (the terminal or the reader is gone, the disk is full) is dropped: nothing that is worked
+    on may fail for it.
+
     Those of libraries, which use the standard library's logging, come out in the same form from `WARNING` on.
 
     Args:
@@ -115,7 +119,7 @@ def configure_logging(*, json: bool | None = None, level: int = logging.INFO) ->
     structlog.configure(
         processors=[*told, *written],
         wrapper_class=structlog.make_filtering_bound_logger(level),
-        logger_factory=structlog.PrintLoggerFactory(sys.stderr),
+        logger_factory=structlog.PrintLoggerFactory(cast("TextIO", _Forgiving(sys.stderr))),
         cache_logger_on_first_use=True,
     )
     handler = logging.StreamHandler(sys.stderr)
@@ -126,6 +130,21 @@ def configure_logging(*, json: bool | None = None, level: int = logging.INFO) ->
         )
     )
     logging.basicConfig(handlers=[handler], level=max(level, logging.WARNING), force=True)
+
+
+class _Forgiving:
+    """A stream to which nothing fails to be written, as far as who writes can tell."""
+
+    def __init__(self, stream: TextIO) -> None:
+        self._stream = stream
+
+    def write(self, text: str) -> None:
+        with suppress(OSError):
+            self._stream.write(text)
+
+    def flush(self) -> None:
+        with suppress(OSError):
+            self._stream.flush()
 
 
 def _name_logger(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

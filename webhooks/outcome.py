@@ -10,6 +10,7 @@ from enum import Enum
 from typing import Literal
 
 from psycopg.errors import LockNotAvailable
+from psycopg_pool import PoolTimeout
 
 from webhooks.errors import Escalate, LostClaim, NotDone, Snooze
 
@@ -86,7 +87,7 @@ def release_for(
     if isinstance(error, NotDone) and error.retry_after is not None:
         wait = max(error.retry_after, timedelta(seconds=1))
         return Release("snoozed", charged=False, escalate=False, delay=wait, error=describe(error))
-    if isinstance(error, LockNotAvailable):
+    if isinstance(error, (LockNotAvailable, PoolTimeout)):  # that others are at work says nothing of this work
         return Release("snoozed", charged=False, escalate=False, delay=timedelta(seconds=1), error=describe(error))
     if isinstance(error, Escalate):
         return Release("escalated", charged=True, escalate=True, delay=timedelta(0), error=error.reason)

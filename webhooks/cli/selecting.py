@@ -120,7 +120,7 @@ async def pooled(settings: Settings) -> AsyncGenerator[Pool]:
 
 @asynccontextmanager
 async def stopped_by_signals() -> AsyncGenerator[asyncio.Event]:
-    """Yield an event that the first SIGINT or SIGTERM sets; the second one cuts the block short.
+    """Yield an event that the first SIGINT, SIGTERM or SIGHUP sets; the second one cuts the block short.
 
     Raises:
         click.Abort: it was cut short.

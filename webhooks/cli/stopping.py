@@ -17,7 +17,7 @@ ONE_SIGNAL_S = 0.5
 
 
 async def until_stopped(work: Coroutine[Any, Any, None]) -> None:
-    """Run something until Ctrl-C or SIGTERM, and give it the time to undo what it did: that is how it ends well.
+    """Run something until Ctrl-C, SIGTERM or SIGHUP, and give it the time to undo what it did: so it ends well.
 
     It is cancelled once: removing a hook takes a provider's answer. A second signal cuts that short.
 

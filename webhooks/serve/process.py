@@ -105,7 +105,7 @@ class Running:
 
 
 def run(options: Options, ready: Callable[[Running], None]) -> None:
-    """Run until SIGTERM or SIGINT, and return after a clean stop.
+    """Run until SIGTERM, SIGINT or SIGHUP, and return after a clean stop.
 
     Args:
         options: what to run.

@@ -13,6 +13,8 @@ from collections.abc import Callable, Iterator, Sequence
 from pathlib import Path
 from types import FrameType
 
+from webhooks.serve.signals import ending
+
 LOOK_EVERY_S = 0.5
 # Work that runs is let go early: it goes back uncharged, and the new process takes it up.
 DRAIN_S = 2.0
@@ -23,7 +25,7 @@ State = dict[Path, tuple[int, int]]
 
 
 def run_reloading(arguments: Sequence[str], directory: Path, tell: Callable[[str], None]) -> int:
-    """Run `webhooks` with arguments until SIGTERM or SIGINT, again after every change of a Python file.
+    """Run `webhooks` with arguments until SIGTERM, SIGINT or SIGHUP, again after every change of a Python file.
 
     When it ends by itself, the next change starts it again: a mistake is mended by saving the file.
 
@@ -42,7 +44,7 @@ def run_reloading(arguments: Sequence[str], directory: Path, tell: Callable[[str
         asked.append(number)
         stopping.set()
 
-    before = {number: signal.signal(number, received) for number in (signal.SIGTERM, signal.SIGINT)}
+    before = {number: signal.signal(number, received) for number in ending()}
     try:
         state = snapshot(directory)
         child = _start(arguments)

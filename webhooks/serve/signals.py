@@ -1,4 +1,4 @@
-"""SIGTERM and SIGINT of one process: the first one ends it in order, the second one cuts that short."""
+"""SIGTERM, SIGINT and SIGHUP of one process: the first one ends it in order, the second one cuts that short."""
 
 from __future__ import annotations
 
@@ -12,7 +12,16 @@ import structlog
 
 log = structlog.get_logger(__name__)
 
-HANDLED = (signal.SIGTERM, signal.SIGINT)
+
+def ending() -> tuple[signal.Signals, ...]:
+    """Return the signals that end this process in order.
+
+    SIGHUP, which says that the terminal or the session is gone, is one of them unless it is ignored: `nohup` asks for
+    that, so that a process outlives its terminal.
+    """
+    if sys.platform == "win32" or signal.getsignal(signal.SIGHUP) is signal.SIG_IGN:
+        return signal.SIGTERM, signal.SIGINT
+    return signal.SIGTERM, signal.SIGINT, signal.SIGHUP
 
 
 class Signals:
@@ -36,11 +45,11 @@ class Signals:
 
     def received(self, name: str) -> None:
         if self.stop.is_set():
-            log.info("stopping at once", signal=name)
             self.hurry.set()
+            log.info("stopping at once", signal=name)
             return
-        log.info("stopping; a second signal cuts it short", signal=name)
         self.stop.set()
+        log.info("stopping; a second signal cuts it short", signal=name)
         if self._starting is not None:
             self._starting.cancel()
 
@@ -50,7 +59,8 @@ async def signals() -> AsyncGenerator[Signals]:
     """Own the process's signals for the block; a start that a signal cancelled ends the block without an error."""
     heard = Signals()
     loop, task = asyncio.get_running_loop(), asyncio.current_task()
-    for number in HANDLED:
+    handled = ending()
+    for number in handled:
         if sys.platform == "win32":
             signal.signal(number, lambda got, _: loop.call_soon_threadsafe(heard.received, signal.Signals(got).name))
         else:
@@ -61,7 +71,7 @@ async def signals() -> AsyncGenerator[Signals]:
         if not heard.stop.is_set() or (task is not None and task.uncancel() > 0):
             raise
     finally:
-        for number in HANDLED:
+        for number in handled:
             if sys.platform == "win32":
                 signal.signal(number, signal.SIG_DFL)
             else:
