@@ -779,8 +779,8 @@ async def test_a_named_schema_is_used_for_everything(database_url: str, pool: Po
         output, _ = await process.communicate()
     assert process.returncode == 0
     assert output.decode().splitlines()[-1] == (
-        '"tenant_a".patch_sessions: no index finds the rows in clarified: CREATE INDEX CONCURRENTLY'
-        ' patch_sessions_clarified ON "tenant_a".patch_sessions (not_before, sc_id)'
+        "tenant_a.patch_sessions: no index finds the rows in clarified: CREATE INDEX CONCURRENTLY"
+        " patch_sessions_clarified ON tenant_a.patch_sessions (not_before, sc_id)"
         " WHERE status = 'clarified';"
     )
     rows = await sql(pool, "SELECT sc_id, status FROM tenant_a.patch_sessions ORDER BY sc_id")

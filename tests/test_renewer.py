@@ -214,7 +214,7 @@ async def test_a_lease_that_cannot_be_renewed_is_given_up_by_the_clock_of_the_pr
                 if frozen == "by a lock":
                     await other.execute("BEGIN; SELECT FROM patch_sessions FOR UPDATE")
                 else:
-                    wire.at("UPDATE patch_sessions AS t SET lease_until", "hold", times=10)
+                    wire.at('UPDATE "patch_sessions" AS t SET lease_until', "hold", times=10)
                 try:
                     await asyncio.Event().wait()
                 finally:

@@ -8,6 +8,8 @@ from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias, cast
 
+from psycopg.sql import SQL, Composable, Identifier
+
 from webhooks.errors import ConfigurationError
 
 if TYPE_CHECKING:
@@ -99,13 +101,19 @@ class Phase:
         return status
 
 
-NAME = re.compile(r"[a-z_][a-z0-9_]*")
+NAME = re.compile(r"[^\W\d]\w*")
+LONGEST_NAME = 63
 _STATUS = re.compile(r"[A-Za-z0-9_.-]+")
 
 
 def checked_name(name: LiteralString) -> LiteralString:
     if not NAME.fullmatch(name):
-        raise ConfigurationError(f"{name!r} is not a plain lower-case SQL name")
+        raise ConfigurationError(
+            f"{name!r} cannot be a gate's table or key: letters, digits and underscores only, written as the database "
+            "has them (psql's \\d shows it); rename it there"
+        )
+    if len(name.encode()) > LONGEST_NAME:
+        raise ConfigurationError(f"{name!r} is longer than {LONGEST_NAME} bytes, where PostgreSQL cuts a name off")
     return name
 
 
@@ -113,6 +121,65 @@ def checked_status(status: LiteralString) -> LiteralString:
     if not _STATUS.fullmatch(status):
         raise ConfigurationError(f"{status!r} is not a plain status: letters, digits, dot, dash and underscore only")
     return status
+
+
+_TERM = re.compile(
+    rf'\s*(?:"(?P<quoted>[^"%]+)"|(?P<plain>{NAME.pattern}))'
+    r"\s*(?P<direction>\b(?:asc|desc))?\s*(?P<nulls>\bnulls\s+(?:first|last))?\s*",
+    re.IGNORECASE,
+)
+_DIRECTIONS: dict[str, LiteralString] = {"ASC": "", "DESC": " DESC"}
+_NULLS: dict[str, LiteralString] = {"FIRST": " NULLS FIRST", "LAST": " NULLS LAST"}
+
+
+@dataclass(frozen=True, slots=True)
+class Order:
+    """What `claim_next` orders by.
+
+    Args:
+        text: as it was declared.
+        terms: each column with its direction; none where it is more than that, which is taken as SQL, as written.
+    """
+
+    text: LiteralString
+    terms: tuple[tuple[str, LiteralString], ...]
+
+    @classmethod
+    def of(cls, text: LiteralString) -> Order:
+        """Read `"priority DESC, id"`."""
+        terms: list[tuple[str, LiteralString]] = []
+        for part in text.split(","):
+            term = _TERM.fullmatch(part)
+            if term is None:
+                return cls(text, ())
+            how = _DIRECTIONS[(term["direction"] or "ASC").upper()]
+            if term["nulls"]:
+                how += _NULLS[term["nulls"].split()[-1].upper()]
+            terms.append((term["quoted"] or term["plain"], how))
+        return cls(text, tuple(terms))
+
+    @property
+    def columns(self) -> tuple[str, ...]:
+        """The columns it names, as far as that is known."""
+        return tuple(column for column, _ in self.terms)
+
+    @property
+    def ascending(self) -> bool:
+        """Whether it is columns and nothing else, so that a place in it can be compared with `>=`."""
+        return bool(self.terms) and not any(how for _, how in self.terms)
+
+    @property
+    def sql(self) -> Composable:
+        """What stands after ORDER BY, with the columns quoted."""
+        return (
+            SQL(", ").join(Identifier(column) + SQL(how) for column, how in self.terms)
+            if self.terms
+            else SQL(self.text)
+        )
+
+    def written(self, quoted: Callable[[str], str]) -> str:
+        """Return it as a person reads it, with columns quoted by `quoted`."""
+        return ", ".join(quoted(column) + how for column, how in self.terms) or self.text
 
 
 @dataclass(frozen=True, slots=True)
@@ -123,8 +190,15 @@ class Key:
 
     @classmethod
     def of(cls, text: LiteralString) -> Key:
-        """Read `"sc_id"` or `"company_id, id"`."""
-        return cls(tuple(checked_name(column.strip()) for column in text.split(",")))
+        """Read `"sc_id"` or `"company_id, id"`.
+
+        Raises:
+            ConfigurationError: a name is no column's, or the gate's own: that changes from claim to claim.
+        """
+        columns: tuple[LiteralString, ...] = tuple(checked_name(column.strip()) for column in text.split(","))
+        if own := sorted(set(columns) & set(GATE_COLUMNS)):
+            raise ConfigurationError(f"key= names the gate's own {', '.join(own)}: name what stays the same of a row")
+        return cls(columns)
 
     def values(self, key: object) -> tuple[object, ...]:
         """Return a key as a tuple of its columns' values.

@@ -74,7 +74,7 @@ class Settings(BaseSettings):
     schema_name: str | None = Field(
         default=None,
         validation_alias="WEBHOOKS_SCHEMA",
-        pattern=r"^[a-z_][a-z0-9_]{0,62}$",
+        pattern=r"^[A-Za-z_][A-Za-z0-9_]{0,62}$",
         description="The database schema that holds the tables. Without it `search_path` decides.",
     )
     prepare: bool = Field(

@@ -20,7 +20,7 @@ from webhooks.owned import Owned
 from webhooks.phase import Phase
 from webhooks.pool import Pool
 from webhooks.renewer import boottime
-from webhooks.statements import RECORD_ATTEMPT, Which
+from webhooks.statements import RECORD_ATTEMPT, Which, mark_name
 
 log = structlog.get_logger(__name__)
 
@@ -115,7 +115,7 @@ async def _claim_next(
         asked_at = boottime()
         [cursor] = await pool.at_once([(statement, {**params, **marks, "limit": limit, "fence": fence})])
         rows = await cursor.fetchall()
-        ended_at = [[row.pop(f"mark_{place}") for place in range(len(owned.statements.marks))] for row in rows]
+        ended_at = [[row.pop(mark_name(place)) for place in range(len(owned.statements.marks))] for row in rows]
         if queue is not None and rows:
             last = max(range(len(rows)), key=lambda place: rows[place]["claim_seq"])
             if ended_at[last] and None not in ended_at[last]:

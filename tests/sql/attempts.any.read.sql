@@ -1,1 +1,1 @@
-SELECT outcome FROM attempts WHERE claim_seq = %(claim_seq)s
+SELECT outcome FROM "attempts" WHERE claim_seq = %(claim_seq)s

@@ -1,1 +1,1 @@
-SELECT status FROM deliveries WHERE id = %(key)s
+SELECT status FROM "deliveries" WHERE "id" = %(key)s

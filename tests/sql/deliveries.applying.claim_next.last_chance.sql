@@ -1,22 +1,22 @@
-WITH due AS MATERIALIZED (
-    SELECT id FROM deliveries AS t
+WITH "due rows" AS MATERIALIZED (
+    SELECT "id" FROM "deliveries" AS t
     WHERE status = 'received' AND attempt_count < max_attempts AND not_before <= now() AND (attempt_count > 0 AND attempt_count = max_attempts - 1
-        AND coalesce((SELECT a.outcome FROM attempts AS a
-            WHERE a.table_name = %(table)s AND a.key = t.id::text
+        AND coalesce((SELECT a.outcome FROM "attempts" AS a
+            WHERE a.table_name = %(table)s AND a.key = "t"."id"::text
             AND a.outcome NOT IN ('snoozed', 'interrupted') ORDER BY a.claimed_at DESC LIMIT 1), '') = 'expired')
-    ORDER BY not_before, id LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
-), placed AS (
-    SELECT id, row_number() OVER () AS place FROM due
-), claimed AS (
-    UPDATE deliveries AS t SET status = 'applying', claim_seq = %(fence)s + placed.place - 1,
+    ORDER BY "not_before", "id" LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+), "placed rows" AS (
+    SELECT "id", row_number() OVER () AS "claim order" FROM "due rows"
+), "claimed rows" AS (
+    UPDATE "deliveries" AS t SET status = 'applying', claim_seq = %(fence)s + "claim order" - 1,
     claimed_from = 'received', attempt_count = attempt_count + 1,
     claimed_by = %(claimed_by)s, claimed_at = statement_timestamp(),
     lease_until = statement_timestamp() + %(lease)s
-    FROM placed WHERE t.id = placed.id AND t.status = 'received'
+    FROM "placed rows" WHERE "t"."id" = "placed rows"."id" AND t.status = 'received'
     RETURNING t.*
-), recorded AS (
-    INSERT INTO attempts (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)
-    SELECT claim_seq, %(table)s, id::text, 'applying', visit, attempt_count, claimed_by, claimed_at
-    FROM claimed
+), "recorded attempts" AS (
+    INSERT INTO "attempts" (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)
+    SELECT claim_seq, %(table)s, "id"::text, 'applying', visit, attempt_count, claimed_by, claimed_at
+    FROM "claimed rows"
 )
-SELECT "id", "source", "dedup_key", "position", "parent", "origin", "received_at", "parked_since", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", not_before::text AS "mark_0", id::text AS "mark_1" FROM claimed
+SELECT "id", "source", "dedup_key", "position", "parent", "origin", "received_at", "parked_since", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "not_before"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1" FROM "claimed rows"

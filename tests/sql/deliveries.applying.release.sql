@@ -1,14 +1,14 @@
-WITH moved AS (
-UPDATE deliveries SET status = CASE WHEN (%(escalate)s OR attempt_count - %(refund)s >= max_attempts) THEN 'dead' ELSE 'received' END,
+WITH "moved rows" AS (
+UPDATE "deliveries" SET status = CASE WHEN (%(escalate)s OR attempt_count - %(refund)s >= max_attempts) THEN 'dead' ELSE 'received' END,
     claimed_from = CASE WHEN (%(escalate)s OR attempt_count - %(refund)s >= max_attempts) THEN 'received' END,
     attempt_count = greatest(attempt_count - %(refund)s, 0),
     not_before = statement_timestamp() + %(delay)s, last_error = coalesce(%(error)s, last_error),
     "event" = %(set_event)s, claimed_by = NULL, claimed_at = NULL, lease_until = NULL
-WHERE id = %(key)s AND status = 'applying' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL
+WHERE "id" = %(key)s AND status = 'applying' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL
 RETURNING status, claim_seq
-), closed AS (
-    UPDATE attempts AS a
+), "closed attempts" AS (
+    UPDATE "attempts" AS a
     SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s
-    FROM moved WHERE a.claim_seq = moved.claim_seq AND a.ended_at IS NULL
+    FROM "moved rows" AS m WHERE a.claim_seq = m.claim_seq AND a.ended_at IS NULL
 )
-SELECT status, claim_seq FROM moved
+SELECT status, claim_seq FROM "moved rows"

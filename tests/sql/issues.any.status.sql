@@ -1,1 +1,1 @@
-SELECT status FROM issues WHERE id = %(key)s
+SELECT status FROM "issues" WHERE "id" = %(key)s

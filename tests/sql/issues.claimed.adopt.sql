@@ -1,9 +1,9 @@
-WITH bare AS MATERIALIZED (
-    SELECT id FROM issues WHERE status = 'claimed' AND lease_until IS NULL
-    ORDER BY id LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
+WITH "bare claims" AS MATERIALIZED (
+    SELECT "id" FROM "issues" WHERE status = 'claimed' AND lease_until IS NULL
+    ORDER BY "id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE issues AS t SET claimed_from = 'open', lease_until = statement_timestamp() + %(lease)s,
+UPDATE "issues" AS t SET claimed_from = 'open', lease_until = statement_timestamp() + %(lease)s,
     claimed_at = statement_timestamp(), claimed_by = coalesce(t.claimed_by, 'somebody by hand'),
     claim_seq = NULL
-FROM bare WHERE t.id = bare.id AND t.status = 'claimed' AND t.lease_until IS NULL
-RETURNING t.id, t.status
+FROM "bare claims" WHERE "t"."id" = "bare claims"."id" AND t.status = 'claimed' AND t.lease_until IS NULL
+RETURNING "t"."id", t.status

@@ -1,8 +1,8 @@
-WITH spent AS MATERIALIZED (
-    SELECT id FROM issues WHERE status = 'open' AND attempt_count >= max_attempts
-    ORDER BY id LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
+WITH "spent rows" AS MATERIALIZED (
+    SELECT "id" FROM "issues" WHERE status = 'open' AND attempt_count >= max_attempts
+    ORDER BY "id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE issues AS t SET status = 'escalated', claimed_from = 'open',
+UPDATE "issues" AS t SET status = 'escalated', claimed_from = 'open',
     last_error = coalesce(t.last_error, 'no attempt is left')
-FROM spent WHERE t.id = spent.id AND t.status = 'open' AND t.attempt_count >= t.max_attempts
-RETURNING t.id, t.status
+FROM "spent rows" WHERE "t"."id" = "spent rows"."id" AND t.status = 'open' AND t.attempt_count >= t.max_attempts
+RETURNING "t"."id", t.status

@@ -1,2 +1,2 @@
-UPDATE issues SET lease_until = greatest(lease_until, statement_timestamp() + %(lease)s)
-WHERE id = %(key)s AND status = 'claimed' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL
+UPDATE "issues" SET lease_until = greatest(lease_until, statement_timestamp() + %(lease)s)
+WHERE "id" = %(key)s AND status = 'claimed' AND claim_seq = %(claim_seq)s AND lease_until IS NOT NULL

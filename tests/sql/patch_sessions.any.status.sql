@@ -1,1 +1,1 @@
-SELECT status FROM patch_sessions WHERE sc_id = %(key)s
+SELECT status FROM "patch_sessions" WHERE "sc_id" = %(key)s

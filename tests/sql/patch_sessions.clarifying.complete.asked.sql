@@ -1,10 +1,10 @@
-WITH moved AS (
-UPDATE patch_sessions SET status = 'asked', "question" = %(set_question)s, "question_comment_id" = %(set_question_comment_id)s, "asked_at" = %(set_asked_at)s, claimed_by = NULL, claimed_at = NULL, lease_until = NULL, claimed_from = NULL, last_error = NULL, not_before = statement_timestamp()
-WHERE sc_id = ANY(%(key)s) AND status = 'clarifying' AND claim_seq = ANY(%(claim_seqs)s) AND lease_until IS NOT NULL
+WITH "moved rows" AS (
+UPDATE "patch_sessions" SET status = 'asked', "question" = %(set_question)s, "question_comment_id" = %(set_question_comment_id)s, "asked_at" = %(set_asked_at)s, claimed_by = NULL, claimed_at = NULL, lease_until = NULL, claimed_from = NULL, last_error = NULL, not_before = statement_timestamp()
+WHERE "sc_id" = ANY(%(key)s) AND status = 'clarifying' AND claim_seq = ANY(%(claim_seqs)s) AND lease_until IS NOT NULL
 RETURNING status, claim_seq
-), closed AS (
-    UPDATE attempts AS a
+), "closed attempts" AS (
+    UPDATE "attempts" AS a
     SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s
-    FROM moved WHERE a.claim_seq = moved.claim_seq AND a.ended_at IS NULL
+    FROM "moved rows" AS m WHERE a.claim_seq = m.claim_seq AND a.ended_at IS NULL
 )
-SELECT status, claim_seq FROM moved
+SELECT status, claim_seq FROM "moved rows"

@@ -1,15 +1,15 @@
-WITH moved AS (
-WITH spent AS MATERIALIZED (
-    SELECT sc_id FROM patch_sessions WHERE status = 'received' AND attempt_count >= max_attempts
-    ORDER BY sc_id LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
+WITH "moved rows" AS (
+WITH "spent rows" AS MATERIALIZED (
+    SELECT "sc_id" FROM "patch_sessions" WHERE status = 'received' AND attempt_count >= max_attempts
+    ORDER BY "sc_id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE patch_sessions AS t SET status = 'escalated', claimed_from = 'received',
+UPDATE "patch_sessions" AS t SET status = 'escalated', claimed_from = 'received',
     last_error = coalesce(t.last_error, 'no attempt is left')
-FROM spent WHERE t.sc_id = spent.sc_id AND t.status = 'received' AND t.attempt_count >= t.max_attempts
-RETURNING t.sc_id, t.status, t.attempt_count, t.last_error
-), notified AS (
-    INSERT INTO notifications (table_name, key, phase, attempts_made, reason, status, max_attempts)
-    SELECT 'patch_sessions', sc_id::text, 'clarifying', attempt_count, last_error, 'pending', 20
-    FROM moved WHERE status = 'escalated'
+FROM "spent rows" WHERE "t"."sc_id" = "spent rows"."sc_id" AND t.status = 'received' AND t.attempt_count >= t.max_attempts
+RETURNING "t"."sc_id", t.status, t.attempt_count, t.last_error
+), "notifications made" AS (
+    INSERT INTO "notifications" (table_name, key, phase, attempts_made, reason, status, max_attempts)
+    SELECT 'patch_sessions', "sc_id"::text, 'clarifying', attempt_count, last_error, 'pending', 20
+    FROM "moved rows" WHERE status = 'escalated'
 )
-SELECT sc_id, status FROM moved
+SELECT "sc_id", status FROM "moved rows"

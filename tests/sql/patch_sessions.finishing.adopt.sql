@@ -1,9 +1,9 @@
-WITH bare AS MATERIALIZED (
-    SELECT sc_id FROM patch_sessions WHERE status = 'finishing' AND lease_until IS NULL
-    ORDER BY sc_id LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
+WITH "bare claims" AS MATERIALIZED (
+    SELECT "sc_id" FROM "patch_sessions" WHERE status = 'finishing' AND lease_until IS NULL
+    ORDER BY "sc_id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
-UPDATE patch_sessions AS t SET claimed_from = 'merged', lease_until = statement_timestamp() + %(lease)s,
+UPDATE "patch_sessions" AS t SET claimed_from = 'merged', lease_until = statement_timestamp() + %(lease)s,
     claimed_at = statement_timestamp(), claimed_by = coalesce(t.claimed_by, 'somebody by hand'),
     claim_seq = NULL
-FROM bare WHERE t.sc_id = bare.sc_id AND t.status = 'finishing' AND t.lease_until IS NULL
-RETURNING t.sc_id, t.status
+FROM "bare claims" WHERE "t"."sc_id" = "bare claims"."sc_id" AND t.status = 'finishing' AND t.lease_until IS NULL
+RETURNING "t"."sc_id", t.status

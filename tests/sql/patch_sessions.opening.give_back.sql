@@ -1,9 +1,9 @@
-WITH given AS (
-    UPDATE patch_sessions AS t SET status = 'drafted', claimed_from = NULL,
+WITH "given back" AS (
+    UPDATE "patch_sessions" AS t SET status = 'drafted', claimed_from = NULL,
         attempt_count = greatest(attempt_count - 1, 0), claimed_by = NULL, claimed_at = NULL, lease_until = NULL
     WHERE status = 'opening' AND claim_seq >= %(fence)s AND claim_seq < %(fence)s + %(count)s
     RETURNING claim_seq
 )
-UPDATE attempts AS a SET ended_at = statement_timestamp(), outcome = 'interrupted',
+UPDATE "attempts" AS a SET ended_at = statement_timestamp(), outcome = 'interrupted',
     error = 'the answer to the claim was lost'
-FROM given WHERE a.claim_seq = given.claim_seq AND a.ended_at IS NULL
+FROM "given back" AS g WHERE a.claim_seq = g.claim_seq AND a.ended_at IS NULL

@@ -35,16 +35,14 @@ BEGIN: LiteralString = START + "; " + LIMITS
 SCHEMA = os.environ.get("WEBHOOKS_SCHEMA") or None
 
 
-def table(name: LiteralString) -> Composable:
-    """Return a table's name, qualified where `WEBHOOKS_SCHEMA` is set."""
-    if SCHEMA is None:
-        return SQL(name)
-    return SQL("{}.{}").format(Identifier(SCHEMA), SQL(name))
+def table(name: str) -> Identifier:
+    """Return a table's name, quoted, and qualified where `WEBHOOKS_SCHEMA` is set."""
+    return Identifier(name) if SCHEMA is None else Identifier(SCHEMA, name)
 
 
 def regclass(name: str) -> str:
     """Return a name the way `to_regclass()` and `nextval()` take it, qualified where `WEBHOOKS_SCHEMA` is set."""
-    return name if SCHEMA is None else f'"{SCHEMA}".{name}'
+    return table(name).as_string(None)
 
 
 def named(text: LiteralString, **parts: Composable) -> Composed:

@@ -21,6 +21,7 @@ from webhooks.phase import (
     Done,
     Key,
     Moved,
+    Order,
     Phase,
     check_columns,
     checked_name,
@@ -48,12 +49,15 @@ class Gate(Generic[Row]):
         table: the table; it has the columns of `gated`.
         key: its key column, or several joined by a comma.
         row: the pydantic model (or dataclass) of the columns a phase reads; dicts of all columns without it.
-        order_by: what `claim_next` orders by; by default what has been due for longest.
+        order_by: what `claim_next` orders by; by default what has been due for longest. Columns with their directions
+            are quoted as names are; anything more (`lower(name)`) is taken as SQL, as it is written.
         escalated: the status of a row whose attempts ran out.
 
+    Names are written as the database has them, letter case included, and quoted: a table may be called `order`.
+
     Raises:
-        ConfigurationError: a name is not a plain SQL name, or `row` names a column of the gate's own: its value changes
-            from attempt to attempt, and an effect's arguments must not.
+        ConfigurationError: a name is more than letters, digits and underscores, or `row` names a column of the gate's
+            own: its value changes from attempt to attempt, and an effect's arguments must not.
     """
 
     @overload
@@ -94,8 +98,8 @@ class Gate(Generic[Row]):
         if own:
             raise ConfigurationError(f"{table}: row= names the gate's own {', '.join(own)}: leave them out")
         read = tuple(dict.fromkeys((*self.key.columns, *columns, *CLAIM_COLUMNS))) if columns else ()
-        self.order_by: LiteralString = order_by or "not_before, " + ", ".join(self.key.columns)
-        self.statements = Statements(self.table, self.key, read, self.order_by, self.escalated)
+        self.order = Order.of(order_by or "not_before, " + ", ".join(self.key.columns))
+        self.statements = Statements(self.table, self.key, read, self.order, self.escalated)
         self._owned: dict[tuple[str, timedelta, bool], Owned] = {}
 
     def __repr__(self) -> str:
@@ -197,7 +201,7 @@ class Gate(Generic[Row]):
         Returns:
             One sentence a fault, each ending in the statement that mends it; empty when all is well.
         """
-        return await faults(tx, self.table, self.key, self.order_by, tuple(self.phases.values()))
+        return await faults(tx, self.table, self.key, self.order, tuple(self.phases.values()))
 
     # ---- from outside, in somebody's transaction
 

@@ -6,7 +6,7 @@ with `statement_timestamp()` and compared with `now()`: a transaction that waite
 lease that is over already. No UPDATE contains a volatile function.
 """
 
-from webhooks.statements.claiming import GIVEN_BACK, Claiming, Which
+from webhooks.statements.claiming import GIVEN_BACK, Claiming, Which, mark_name
 from webhooks.statements.ending import NOTIFICATION_ATTEMPTS, Ending
 from webhooks.statements.moving import Moving
 from webhooks.statements.records import (
@@ -29,6 +29,7 @@ __all__ = [
     "Statements",
     "Which",
     "column_params",
+    "mark_name",
 ]
 
 

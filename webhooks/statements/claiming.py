@@ -35,6 +35,11 @@ GIVEN_BACK = "the answer to the claim was lost"
 """Why a claim is recorded as interrupted under which nobody ever worked."""
 
 
+def mark_name(place: int) -> str:
+    """Return the name of a part of the mark. It stands beside all columns of a table, so no column is called that."""
+    return f"webhooks mark {place}"
+
+
 class Claiming(Gated):
     """Claims of known rows and of the next ones, their leases, and claims that are undone."""
 
@@ -74,23 +79,23 @@ class Claiming(Gated):
             marked: whether to begin at the parameters `mark_0`, `mark_1`, … rather than at the front.
         """
         return compose(
-            "WITH due AS MATERIALIZED (\n"
+            'WITH "due rows" AS MATERIALIZED (\n'
             "    SELECT {key_list} FROM {table} AS t\n"
             "    WHERE status = {ready} AND attempt_count < max_attempts AND not_before <= now(){guards}\n"
             "    ORDER BY {order_by} LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED\n"
-            "), placed AS (\n"
-            "    SELECT {key_list}, row_number() OVER () AS place FROM due\n"
-            "), claimed AS (\n"
-            "    UPDATE {table} AS t SET status = {claimed}, claim_seq = %(fence)s + placed.place - 1,\n"
+            '), "placed rows" AS (\n'
+            '    SELECT {key_list}, row_number() OVER () AS "claim order" FROM "due rows"\n'
+            '), "claimed rows" AS (\n'
+            '    UPDATE {table} AS t SET status = {claimed}, claim_seq = %(fence)s + "claim order" - 1,\n'
             "    {take}\n"
-            "    FROM placed WHERE {same_key} AND t.status = {ready}\n"
+            '    FROM "placed rows" WHERE {same_key} AND t.status = {ready}\n'
             "    RETURNING t.*\n"
-            "), recorded AS (\n"
+            '), "recorded attempts" AS (\n'
             "    INSERT INTO {attempts} (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)\n"
             "    SELECT claim_seq, %(table)s, {key_text}, {claimed}, visit, attempt_count, claimed_by, claimed_at\n"
-            "    FROM claimed\n"
+            '    FROM "claimed rows"\n'
             ")\n"
-            "SELECT {columns}{marks} FROM claimed",
+            'SELECT {columns}{marks} FROM "claimed rows"',
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
@@ -98,11 +103,14 @@ class Claiming(Gated):
             order_by=self.order_by,
             claimed=Literal(phase.claimed),
             take=self._take(phase),
-            same_key=self.same_key("t", "placed"),
+            same_key=self.same_key("t", "placed rows"),
             key_text=self.key_text,
             columns=self.columns,
             marks=Composed(
-                [SQL(", {}::text AS {}").format(SQL(column), Identifier(name)) for column, name in self._named_marks()]
+                [
+                    SQL(", {}::text AS {}").format(Identifier(column), Identifier(mark_name(place)))
+                    for place, column in enumerate(self.marks)
+                ]
             ),
         )
 
@@ -128,15 +136,11 @@ class Claiming(Gated):
             "    lease_until = statement_timestamp() + %(lease)s"
         ).format(ready=Literal(phase.ready))
 
-    def _named_marks(self) -> list[tuple[LiteralString, str]]:
-        return [(column, f"mark_{place}") for place, column in enumerate(self.marks)]
-
     def _from_mark(self, marked: bool) -> Composed:
         if not marked:
             return Composed([])
-        columns, names = zip(*self._named_marks(), strict=True)
-        mark = SQL(", ").join(map(Placeholder, names))
-        return SQL(" AND ({}) >= ({})").format(SQL(", ").join(map(SQL, columns)), mark)
+        mark = SQL(", ").join(Placeholder(f"mark_{place}") for place in range(len(self.marks)))
+        return SQL(" AND ({}) >= ({})").format(SQL(", ").join(map(Identifier, self.marks)), mark)
 
     def _guards(self, which: Which, equal: tuple[str, ...], due_by: bool, known: bool) -> Composed:
         guards: list[Composable] = [named(GUARDS[which], key_of_t_text=self.key_of_t_text)]
@@ -152,20 +156,20 @@ class Claiming(Gated):
     def renew(self, phase: Phase) -> bytes:
         """Extend the leases of all claims of this process in one phase."""
         return compose(
-            "WITH mine AS MATERIALIZED (\n"
+            'WITH "our rows" AS MATERIALIZED (\n'
             "    SELECT {key_list} FROM {table}\n"
             "    WHERE {among} AND {fences}\n"
             "    ORDER BY {key_list} FOR NO KEY UPDATE SKIP LOCKED\n"
             ")\n"
             "UPDATE {table} AS t SET lease_until = statement_timestamp() + %(lease)s\n"
-            "FROM mine WHERE {same_key} AND t.status = {claimed} AND t.claim_seq = ANY(%(claim_seqs)s)\n"
+            'FROM "our rows" WHERE {same_key} AND t.status = {claimed} AND t.claim_seq = ANY(%(claim_seqs)s)\n'
             "RETURNING t.claim_seq",
             key_list=self.key_list,
             table=self.table,
             among=self.among(),
             fences=self.fences(phase),
             claimed=Literal(phase.claimed),
-            same_key=self.same_key("t", "mine"),
+            same_key=self.same_key("t", "our rows"),
         )
 
     def still_held(self, phase: Phase) -> bytes:
@@ -188,7 +192,7 @@ class Claiming(Gated):
     def give_back(self, phase: Phase) -> bytes:
         """Undo claims of ours whose answer was lost: as if they had not been made."""
         return compose(
-            "WITH given AS (\n"
+            'WITH "given back" AS (\n'
             "    UPDATE {table} AS t SET status = {ready}, claimed_from = NULL,\n"
             "        attempt_count = greatest(attempt_count - 1, 0), {cleared}\n"
             "    WHERE status = {claimed} AND claim_seq >= %(fence)s AND claim_seq < %(fence)s + %(count)s\n"
@@ -196,7 +200,7 @@ class Claiming(Gated):
             ")\n"
             "UPDATE {attempts} AS a SET ended_at = statement_timestamp(), outcome = 'interrupted',\n"
             "    error = {reason}\n"
-            "FROM given WHERE a.claim_seq = given.claim_seq AND a.ended_at IS NULL",
+            'FROM "given back" AS g WHERE a.claim_seq = g.claim_seq AND a.ended_at IS NULL',
             table=self.table,
             ready=Literal(phase.ready),
             claimed=Literal(phase.claimed),
@@ -207,19 +211,19 @@ class Claiming(Gated):
     def adopt(self, phase: Phase) -> bytes:
         """Give a row that was claimed by hand (the bare UPDATE, no lease) a lease and a way back."""
         return compose(
-            "WITH bare AS MATERIALIZED (\n"
+            'WITH "bare claims" AS MATERIALIZED (\n'
             "    SELECT {key_list} FROM {table} WHERE status = {claimed} AND lease_until IS NULL\n"
             "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED\n"
             ")\n"
             "UPDATE {table} AS t SET claimed_from = {ready}, lease_until = statement_timestamp() + %(lease)s,\n"
             "    claimed_at = statement_timestamp(), claimed_by = coalesce(t.claimed_by, 'somebody by hand'),\n"
             "    claim_seq = NULL\n"
-            "FROM bare WHERE {same_key} AND t.status = {claimed} AND t.lease_until IS NULL\n"
+            'FROM "bare claims" WHERE {same_key} AND t.status = {claimed} AND t.lease_until IS NULL\n'
             "RETURNING {key_of_t}, t.status",
             key_list=self.key_list,
             table=self.table,
             claimed=Literal(phase.claimed),
             ready=Literal(phase.ready),
-            same_key=self.same_key("t", "bare"),
+            same_key=self.same_key("t", "bare claims"),
             key_of_t=self.key_of_t,
         )

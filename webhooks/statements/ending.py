@@ -59,30 +59,30 @@ class Ending(Gated):
             if notify
             else SQL("status, claim_seq"),
         )
-        return self._closing(moving, *([self._notified(phase, "moved")] if notify else []))
+        return self._closing(moving, *([self._notified(phase, "moved rows")] if notify else []))
 
     def expire(self, phase: Phase, notify: bool = False) -> bytes:
         """Free rows whose lease is over: back with a wait, or escalated. Their attempts are recorded as expired."""
         return compose(
-            "WITH late AS MATERIALIZED (\n"
+            'WITH "late claims" AS MATERIALIZED (\n'
             "    SELECT {key_list}, claim_seq FROM {table} WHERE status = {claimed} AND lease_until < now()\n"
             "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED\n"
-            "), freed AS (\n"
+            '), "freed rows" AS (\n'
             "    UPDATE {table} AS t SET\n"
             "        status = CASE WHEN t.attempt_count >= t.max_attempts THEN {escalated} ELSE {ready} END,\n"
             "        claimed_from = CASE WHEN t.attempt_count >= t.max_attempts THEN {ready} END,\n"
             "        not_before = statement_timestamp() + {backoff},\n"
             "        last_error = 'lease expired: ' || coalesce(t.claimed_by, 'somebody') || ' stopped answering',\n"
             "        {cleared}\n"
-            "    FROM late WHERE {same_key} AND t.status = {claimed}\n"
-            "        AND t.claim_seq IS NOT DISTINCT FROM late.claim_seq\n"
+            '    FROM "late claims" AS l WHERE {same_key} AND t.status = {claimed}\n'
+            "        AND t.claim_seq IS NOT DISTINCT FROM l.claim_seq\n"
             "    RETURNING t.*\n"
-            "), closed AS (\n"
+            '), "closed attempts" AS (\n'
             "    UPDATE {attempts} AS a SET\n"
-            "        ended_at = statement_timestamp(), outcome = 'expired', error = freed.last_error\n"
-            "    FROM freed WHERE a.claim_seq = freed.claim_seq AND a.ended_at IS NULL\n"
+            "        ended_at = statement_timestamp(), outcome = 'expired', error = f.last_error\n"
+            '    FROM "freed rows" AS f WHERE a.claim_seq = f.claim_seq AND a.ended_at IS NULL\n'
             "){notified}\n"
-            "SELECT {key_list}, status FROM freed",
+            'SELECT {key_list}, status FROM "freed rows"',
             key_list=self.key_list,
             table=self.table,
             claimed=Literal(phase.claimed),
@@ -90,27 +90,27 @@ class Ending(Gated):
             ready=Literal(phase.ready),
             backoff=BACKOFF,
             cleared=CLEARED,
-            same_key=self.same_key("t", "late"),
-            notified=SQL(", {}").format(self._notified(phase, "freed")) if notify else SQL(""),
+            same_key=self.same_key("t", "l"),
+            notified=SQL(", {}").format(self._notified(phase, "freed rows")) if notify else SQL(""),
         )
 
     def exhausted(self, phase: Phase, notify: bool = False) -> bytes:
         """Escalate ready rows without an attempt left (`max_attempts` was lowered)."""
         more = SQL(", t.attempt_count, t.last_error") if notify else SQL("")
         escalation = named(
-            "WITH spent AS MATERIALIZED (\n"
+            'WITH "spent rows" AS MATERIALIZED (\n'
             "    SELECT {key_list} FROM {table} WHERE status = {ready} AND attempt_count >= max_attempts\n"
             "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED\n"
             ")\n"
             "UPDATE {table} AS t SET status = {escalated}, claimed_from = {ready},\n"
             "    last_error = coalesce(t.last_error, 'no attempt is left')\n"
-            "FROM spent WHERE {same_key} AND t.status = {ready} AND t.attempt_count >= t.max_attempts\n"
+            'FROM "spent rows" WHERE {same_key} AND t.status = {ready} AND t.attempt_count >= t.max_attempts\n'
             "RETURNING {key_of_t}, t.status{more}",
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
             escalated=self.escalated,
-            same_key=self.same_key("t", "spent"),
+            same_key=self.same_key("t", "spent rows"),
             key_of_t=self.key_of_t,
             more=more,
         )
@@ -121,12 +121,12 @@ class Ending(Gated):
         """Compose a statement that ends claims of ours so that it closes their lines in `attempts`, where the row was
         ours."""
         return compose(
-            "WITH moved AS (\n{moving}\n), closed AS (\n"
+            'WITH "moved rows" AS (\n{moving}\n), "closed attempts" AS (\n'
             "    UPDATE {attempts} AS a\n"
             "    SET ended_at = statement_timestamp(), outcome = %(outcome)s, error = %(error)s\n"
-            "    FROM moved WHERE a.claim_seq = moved.claim_seq AND a.ended_at IS NULL\n"
+            '    FROM "moved rows" AS m WHERE a.claim_seq = m.claim_seq AND a.ended_at IS NULL\n'
             "){more}\n"
-            "SELECT status, claim_seq FROM moved",
+            'SELECT status, claim_seq FROM "moved rows"',
             moving=moving,
             more=Composed([SQL(", {}").format(part) for part in more]),
         )
@@ -134,15 +134,15 @@ class Ending(Gated):
     def _told(self, phase: Phase, moving: Composable, answer: Composable) -> bytes:
         """Compose a statement that may escalate so that it tells of it, in the same breath."""
         return compose(
-            "WITH moved AS (\n{moving}\n), {notified}\nSELECT {answer} FROM moved",
+            'WITH "moved rows" AS (\n{moving}\n), {notified}\nSELECT {answer} FROM "moved rows"',
             moving=moving,
-            notified=self._notified(phase, "moved"),
+            notified=self._notified(phase, "moved rows"),
             answer=answer,
         )
 
-    def _notified(self, phase: Phase, moved: LiteralString) -> Composable:
+    def _notified(self, phase: Phase, moved: str) -> Composable:
         return named(
-            "notified AS (\n"
+            '"notifications made" AS (\n'
             "    INSERT INTO {notifications} (table_name, key, phase, attempts_made, reason, status, max_attempts)\n"
             "    SELECT {name}, {key_text}, {phase}, attempt_count, last_error, 'pending', {limit}\n"
             "    FROM {moved} WHERE status = {escalated}\n"
@@ -151,6 +151,6 @@ class Ending(Gated):
             key_text=self.key_text,
             phase=Literal(phase.claimed),
             limit=Literal(NOTIFICATION_ATTEMPTS),
-            moved=SQL(moved),
+            moved=Identifier(moved),
             escalated=self.escalated,
         )

@@ -8,7 +8,7 @@ from typing import LiteralString
 from psycopg.sql import SQL, Composable, Identifier, Literal, Placeholder
 
 from webhooks.db import table
-from webhooks.phase import NAME, Key, Phase
+from webhooks.phase import Key, Order, Phase
 
 CLEARED = SQL("claimed_by = NULL, claimed_at = NULL, lease_until = NULL")
 
@@ -16,11 +16,14 @@ CLEARED = SQL("claimed_by = NULL, claimed_at = NULL, lease_until = NULL")
 class Gated:
     """What every statement about one table is made of.
 
+    Every name of the table's is quoted, so that it may be called `order`. Names of ours in the same statement are two
+    words, which neither a gate's table nor a key column is.
+
     Args:
         name: the table.
         key: the columns that name a row.
         columns: the columns a claim reads; empty for all of them.
-        order_by: what `claim_next` orders by.
+        order: what `claim_next` orders by.
         escalated: the status of a row whose attempts ran out.
     """
 
@@ -29,28 +32,30 @@ class Gated:
         name: LiteralString,
         key: Key,
         columns: Sequence[str],
-        order_by: LiteralString,
+        order: Order,
         escalated: LiteralString,
     ) -> None:
         self.name = name
         self.table = table(name)
         self.key = key
         self.columns = SQL(", ").join(map(Identifier, columns)) if columns else SQL("*")
-        self.order_by = SQL(order_by)
-        self.marks = _plain(order_by)
+        self.order_by = order.sql
+        self.marks = order.columns if order.ascending else ()
         self.escalated = Literal(escalated)
         self.is_key = SQL(" AND ").join(
-            SQL(column) + SQL(" = %(") + SQL(param) + SQL(")s")
+            SQL("{} = {}").format(Identifier(column), Placeholder(param))
             for column, param in zip(key.columns, key.names(), strict=True)
         )
-        self.key_list = SQL(", ").join(map(SQL, key.columns))
-        self.key_of_t = SQL(", ").join(SQL("t.{}").format(SQL(column)) for column in key.columns)
-        self.key_text = SQL(" || '/' || ").join(SQL("{}::text").format(SQL(column)) for column in key.columns)
-        self.key_of_t_text = SQL(" || '/' || ").join(SQL("t.{}::text").format(SQL(column)) for column in key.columns)
+        self.key_list = SQL(", ").join(map(Identifier, key.columns))
+        self.key_of_t = SQL(", ").join(Identifier("t", column) for column in key.columns)
+        self.key_text = SQL(" || '/' || ").join(SQL("{}::text").format(Identifier(column)) for column in key.columns)
+        self.key_of_t_text = SQL(" || '/' || ").join(
+            SQL("{}::text").format(Identifier("t", column)) for column in key.columns
+        )
 
     def same_key(self, left: LiteralString, right: LiteralString) -> Composable:
         return SQL(" AND ").join(
-            SQL("{}.{} = {}.{}").format(SQL(left), SQL(column), SQL(right), SQL(column)) for column in self.key.columns
+            SQL("{} = {}").format(Identifier(left, column), Identifier(right, column)) for column in self.key.columns
         )
 
     def among(self) -> Composable:
@@ -60,7 +65,7 @@ class Gated:
         else the WHERE says (a fence, `key_text`) leaves out the combinations nobody meant.
         """
         return SQL(" AND ").join(
-            SQL("{} = ANY({})").format(SQL(column), Placeholder(param))
+            SQL("{} = ANY({})").format(Identifier(column), Placeholder(param))
             for column, param in zip(self.key.columns, self.key.names(), strict=True)
         )
 
@@ -89,10 +94,3 @@ class Gated:
                 )
             )
         return SQL(", ").join(parts)
-
-
-def _plain(order_by: LiteralString) -> tuple[LiteralString, ...]:
-    """Return the columns of an ascending order, none where it is anything else."""
-    parts: list[LiteralString] = order_by.split(",")
-    columns: tuple[LiteralString, ...] = tuple(part.strip() for part in parts)
-    return columns if all(NAME.fullmatch(column) for column in columns) else ()
