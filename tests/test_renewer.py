@@ -25,15 +25,17 @@ from gates import (
     tickets_gate,
     until,
 )
+from psycopg.conninfo import make_conninfo
 from wire import pool_over_a_wire
 
 from webhooks.claim import Claim
+from webhooks.db.connect import Connections
 from webhooks.errors import LostClaim
 from webhooks.gate import Gate
 from webhooks.outcome import Stop
 from webhooks.phase import Key
-from webhooks.pool import Pool, connection_parameters
-from webhooks.renewer import Lease, Renewal, Renewer, boottime, connector
+from webhooks.pool import Pool
+from webhooks.renewer import Lease, Renewal, Renewer, boottime
 
 SECOND = timedelta(seconds=1)
 
@@ -346,7 +348,7 @@ async def test_all_claims_of_a_process_are_renewed_and_forgotten_when_they_end(p
 
 
 async def test_the_thread_outlives_a_failure_of_any_kind(database_url: str, pool: Pool) -> None:
-    connect = connector(database_url, connection_parameters(database_url), None)
+    connect = Connections(database_url, prepare=False).connect_in_thread
     failures: list[Exception] = [OSError("no route"), ValueError("odd"), psycopg.OperationalError("refused")]
 
     def sometimes() -> psycopg.Connection[dict[str, Any]]:
@@ -369,7 +371,7 @@ async def test_the_thread_outlives_a_failure_of_any_kind(database_url: str, pool
 
 
 async def test_a_renewer_that_is_stopped_leaves_no_thread_and_no_connection(pool: Pool, database_url: str) -> None:
-    connect = connector(database_url, {**connection_parameters(database_url), "application_name": "alone"}, None)
+    connect = Connections(make_conninfo(database_url, application_name="alone"), prepare=False).connect_in_thread
     renewer = Renewer(connect)
     renewer.start()
     claim = await taken(pool)

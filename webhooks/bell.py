@@ -9,11 +9,11 @@ from typing import Any
 import psycopg
 import structlog
 from psycopg import AsyncConnection
-from psycopg.rows import dict_row
 from psycopg_pool import PoolTimeout
 
 from webhooks.db import ended
-from webhooks.pool import Pool, connection_parameters
+from webhooks.errors import ConfigurationError
+from webhooks.pool import Pool
 
 log = structlog.get_logger(__name__)
 
@@ -64,12 +64,9 @@ class Bell:
     async def _listen(self) -> None:
         """Listen, again whenever the connection is lost. Behind a pooler nothing arrives: then polling has to do."""
         url = self._pool.settings.direct_url or self._pool.url
-        parameters: dict[str, Any] = connection_parameters(url)
         while True:
             try:
-                async with await AsyncConnection[dict[str, Any]].connect(
-                    url, autocommit=True, row_factory=dict_row, prepare_threshold=None, **parameters
-                ) as connection:
+                async with await self._pool.database.connect(url) as connection:
                     await connection.execute(LISTEN)
                     # Whoever rang while nobody listened is not heard: so look.
                     self.heard.set()
@@ -81,7 +78,7 @@ class Bell:
                         # The server is asked now and then, because a connection can die without a word.
                         if not await self._hears(connection, LISTEN_AGAIN_AFTER_S):
                             await connection.execute("SELECT 1")
-            except (psycopg.Error, OSError) as error:
+            except (psycopg.Error, OSError, ConfigurationError) as error:
                 log.warning("the LISTEN connection was lost, connecting again", error=str(error).strip())
                 await asyncio.sleep(LISTEN_AGAIN_AFTER_S)
 

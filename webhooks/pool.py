@@ -9,43 +9,21 @@ import socket
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import asynccontextmanager
 from datetime import timedelta
-from typing import Any, LiteralString
+from typing import LiteralString
 
-from psycopg import AsyncConnection
-from psycopg.conninfo import conninfo_to_dict
-from psycopg.rows import dict_row
-from psycopg_pool import AsyncConnectionPool
+from psycopg_pool import PoolTimeout
 
 from webhooks.db import BLOCK, LIMITS, Connection, Cursor, Statement, Transaction, at_once, draw, transaction
+from webhooks.db.connect import Connections, is_lost
 from webhooks.embedded import embedded
 from webhooks.marks import Marks
 from webhooks.observe import Health
 from webhooks.outcome import Backoff
-from webhooks.renewer import Renewer, connector
+from webhooks.renewer import Renewer
 from webhooks.settings import Settings
 from webhooks.settling import Settling
 
 MOST_CONNECTIONS = 16
-
-
-def connection_parameters(url: str) -> dict[str, Any]:
-    """Return what every connection of ours is opened with: it finds out within seconds that its server is gone.
-
-    Nothing goes into `options`: a pooler refuses it. A time-out the address itself names is kept.
-    """
-    given = conninfo_to_dict(url)
-    parameters: dict[str, Any] = {
-        "connect_timeout": 2,
-        "keepalives": 1,
-        "keepalives_idle": 5,
-        "keepalives_interval": 2,
-        "keepalives_count": 3,
-        "tcp_user_timeout": 5000,
-        "application_name": "webhooks",
-    }
-    if "," in str(given.get("host", "")):
-        parameters["target_session_attrs"] = "read-write"
-    return {name: value for name, value in parameters.items() if name not in given}
 
 
 class Pool:
@@ -53,6 +31,7 @@ class Pool:
 
     Attributes:
         url: the database's address.
+        database: how its connections are opened, and all of them dropped.
         process: this process's name in `claimed_by`: host, pid and four random bytes.
         backoff: the wait between charged attempts.
         renewer: keeps the leases of this process's claims alive.
@@ -66,24 +45,9 @@ class Pool:
         self.settings = settings
         self.process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.backoff = Backoff(timedelta(seconds=settings.backoff_base_s), timedelta(seconds=settings.backoff_max_s))
-        self.prepare_threshold = 5 if settings.prepare else None
-        parameters = connection_parameters(url)
-        self.renewer = Renewer(connector(url, parameters, self.prepare_threshold))
-        self.connections: AsyncConnectionPool[Connection] = AsyncConnectionPool(
-            url,
-            connection_class=AsyncConnection[dict[str, Any]],
-            kwargs={
-                "autocommit": True,
-                "row_factory": dict_row,
-                "prepare_threshold": self.prepare_threshold,
-                **parameters,
-            },
-            min_size=1,
-            max_size=MOST_CONNECTIONS,
-            open=False,
-            timeout=3,
-            reconnect_timeout=10,
-        )
+        self.database = Connections(url, prepare=settings.prepare)
+        self.renewer = Renewer(self.database.connect_in_thread)
+        self.connections = self.database.pool(MOST_CONNECTIONS)
         self.settling = Settling(self)
         self.marks = Marks()
         self.health = Health()
@@ -140,11 +104,31 @@ class Pool:
         """
         task = asyncio.current_task()
         cancelling = 0 if task is None else task.cancelling()
-        async with self.connections.connection() as connection:
+        async with self._waited_for() as connection:
             # Before Python 3.12 `wait_for`, by which the pool waits, loses a cancellation that comes with the answer.
             if task is not None and task.cancelling() > cancelling:
                 raise asyncio.CancelledError
             yield connection
+
+    @asynccontextmanager
+    async def _waited_for(self) -> AsyncGenerator[Connection]:
+        while is_lost(connection := await self._got()):
+            # Its server closed it while it lay idle, or it was dropped: the pool makes another one for it.
+            await connection.close()
+            await self.connections.putconn(connection)
+        try:
+            async with connection:
+                yield connection
+        finally:
+            await self.connections.putconn(connection)
+
+    async def _got(self) -> Connection:
+        try:
+            return await self.connections.getconn()
+        except PoolTimeout as error:
+            # The pool itself does not say why none could be made.
+            reason = self.database.failure
+            raise PoolTimeout(f"{error}: {reason}" if reason else str(error)) from None
 
     async def at_once(self, statements: Sequence[Statement], limits: LiteralString = LIMITS) -> list[Cursor]:
         """Run a whole transaction in one trip; see `db.at_once`."""

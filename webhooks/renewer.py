@@ -19,7 +19,6 @@ from typing import Any
 
 import psycopg
 import structlog
-from psycopg.rows import dict_row
 
 from webhooks.db import BEGIN
 from webhooks.outcome import Stop
@@ -240,16 +239,3 @@ class Renewer:
 
 def _place(lease: Lease) -> tuple[str, str]:
     return lease.renewal.table, lease.renewal.phase
-
-
-def connector(
-    url: str, parameters: dict[str, Any], prepare_threshold: int | None
-) -> Callable[[], psycopg.Connection[dict[str, Any]]]:
-    """Return how the thread connects: like the pool, one connection, autocommit."""
-
-    def connect() -> psycopg.Connection[dict[str, Any]]:
-        return psycopg.Connection[dict[str, Any]].connect(
-            url, autocommit=True, row_factory=dict_row, prepare_threshold=prepare_threshold, **parameters
-        )
-
-    return connect

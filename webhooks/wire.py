@@ -7,19 +7,12 @@ which takes many seconds. So the socket is shut, which ends at once whatever wai
 from __future__ import annotations
 
 import asyncio
-import os
-import socket
 from collections.abc import Awaitable, Callable
-from contextlib import suppress
-from typing import Any
-
-import psycopg
-from psycopg import AsyncConnection
-from psycopg.rows import dict_row
 
 from webhooks.db import Connection
+from webhooks.db.connect import shut
 from webhooks.errors import Unavailable
-from webhooks.pool import Pool, connection_parameters
+from webhooks.pool import Pool
 
 GIVES_UP_WITHIN_S = 0.1
 SILENT = "it did not answer in time"
@@ -52,13 +45,7 @@ class Wire:
         await self.close()
         try:
             async with asyncio.timeout(within_s):
-                self._connection = await AsyncConnection[dict[str, Any]].connect(
-                    self._pool.url,
-                    autocommit=True,
-                    row_factory=dict_row,
-                    prepare_threshold=self._pool.prepare_threshold,
-                    **connection_parameters(self._pool.url),
-                )
+                self._connection = await self._pool.database.connect()
         except TimeoutError:
             self.failure = SILENT
         except Exception as error:  # a wrong address as much as a server that is away
@@ -96,8 +83,7 @@ class Wire:
         """Shut the socket, and close what is left of the connection once nothing uses it: not before, or the driver
         would go on with a connection that it has freed."""
         self._connection = None
-        with suppress(OSError, psycopg.Error), socket.socket(fileno=os.dup(connection.fileno())) as end:
-            end.shutdown(socket.SHUT_RDWR)
+        shut(connection)
         task.add_done_callback(lambda _: connection.pgconn.finish())
 
     async def close(self) -> None:

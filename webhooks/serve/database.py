@@ -6,20 +6,17 @@ import asyncio
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
-from typing import Any
 
 import psycopg
 import structlog
-from psycopg import AsyncConnection
-from psycopg.rows import dict_row
 
 from webhooks.consumer import Consumer
 from webhooks.db import Connection, ended, transaction
+from webhooks.db.connect import Connections
 from webhooks.embedded import EmbeddedServer
 from webhooks.errors import ConfigurationError, Unavailable
 from webhooks.inbox import inbox
 from webhooks.migrate import migrate, require_current
-from webhooks.pool import connection_parameters
 from webhooks.settings import Settings
 
 log = structlog.get_logger(__name__)
@@ -77,27 +74,6 @@ async def _keep_running(server: EmbeddedServer) -> None:
             raise ConfigurationError(f"{server.home} cannot be used any more: {error}") from error
 
 
-async def connect(url: str, settings: Settings) -> Connection:
-    """Open one connection of ours.
-
-    Raises:
-        ConfigurationError: the address cannot be read.
-        psycopg.OperationalError: nobody answers there, or not us.
-    """
-    try:
-        parameters: dict[str, Any] = connection_parameters(url)
-    except psycopg.ProgrammingError:
-        # libpq's own message repeats the address, and with it the password.
-        raise ConfigurationError("DATABASE_URL: write postgresql://user:password@host:port/database") from None
-    return await AsyncConnection[dict[str, Any]].connect(
-        url,
-        autocommit=True,
-        row_factory=dict_row,
-        prepare_threshold=5 if settings.prepare else None,
-        **parameters,
-    )
-
-
 @asynccontextmanager
 async def connected(settings: Settings, *, make: bool = False) -> AsyncGenerator[Connection]:
     """Open a connection for a command that does one thing and ends.
@@ -107,16 +83,19 @@ async def connected(settings: Settings, *, make: bool = False) -> AsyncGenerator
         make: whether to make the embedded database where there is none yet.
 
     Raises:
-        ConfigurationError: there is no database.
-        psycopg.OperationalError: it does not answer.
+        ConfigurationError: there is no database, or none that can be used.
+        psycopg.Error: it does not answer.
     """
     made = (settings.home / "postgres" / "PG_VERSION").exists()
     if settings.database_url is None and not made and not make:
         raise ConfigurationError(
             f"there is no database in {settings.home.resolve()}: set DATABASE_URL, or run webhooks serve --dev here"
         )
-    async with database(settings) as found, await connect(found.url, settings) as connection:
-        yield connection
+    async with database(settings) as found:
+        # A command may read from a standby; what writes is refused there by the server itself.
+        connection = await Connections(found.url, prepare=settings.prepare, writes=False).connect()
+        async with connection:
+            yield connection
 
 
 async def prepared(found: Database, settings: Settings, consumer: Consumer, patience_s: float = PATIENCE_S) -> None:
@@ -143,10 +122,11 @@ async def prepared(found: Database, settings: Settings, consumer: Consumer, pati
 async def _patiently(url: str, settings: Settings, patience_s: float) -> Connection:
     loop = asyncio.get_running_loop()
     until = loop.time() + patience_s
+    connections = Connections(url, prepare=settings.prepare)
     while True:
         try:
-            return await connect(url, settings)
-        except psycopg.OperationalError as error:
+            return await connections.connect()
+        except psycopg.Error as error:
             reason = " ".join(str(error).split())
             left = until - loop.time()
             if left <= 0:
