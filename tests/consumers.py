@@ -34,6 +34,7 @@ from webhooks.db import Ready
 from webhooks.delivery import Delivery
 from webhooks.inbox import insert
 from webhooks.receiver import Receiver
+from webhooks.serve.http import Limits
 from webhooks.serve.servers import listen, serving
 from webhooks.settings import Settings
 from webhooks.worker import Worker
@@ -179,10 +180,10 @@ async def stack(
 
 
 @asynccontextmanager
-async def served(app: ASGIApp) -> AsyncIterator[int]:
+async def served(app: ASGIApp, limits: Limits | None = None) -> AsyncIterator[int]:
     """Serve an application on a socket of this machine, and yield the port."""
     sock = listen("127.0.0.1", 0, "--port")
-    async with serving(app, sock, "test"):
+    async with serving(app, sock, "test", limits):
         yield sock.getsockname()[1]
 
 

@@ -21,6 +21,7 @@ from webhooks.control.ask import Asker
 from webhooks.control.feed import Feed
 from webhooks.control.followers import Seats
 from webhooks.control.health import Process
+from webhooks.serve.process import CONTROL_LIMITS
 
 
 def senders() -> Consumer:
@@ -61,7 +62,7 @@ async def deployed(
         control = Control(Process(asker, quick(**settings), None, running.accepter), consumer)
         control.feed = Feed(running.pool, consumer, keep_alive_s=keep_alive_s, seats=seats)
         try:
-            async with served(control.app()) as port:
+            async with served(control.app(), CONTROL_LIMITS) as port:
                 try:
                     yield Deployed(running, control, port)
                 finally:

@@ -25,7 +25,6 @@ from webhooks.observe import REGISTRY
 from webhooks.receiver import Receiver
 from webhooks.refusals import Refusals
 from webhooks.rejections import Caps
-from webhooks.serve import protocol
 from webhooks.signatures import sign
 
 LIMIT = 1024
@@ -697,12 +696,6 @@ async def test_trailers_are_bounded(here: Stack) -> None:
         writer.close()
         with suppress(ConnectionError):
             await reader.read()
-
-
-async def test_a_connection_on_which_nothing_comes_is_closed(here: Stack, monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(protocol, "FIRST_BYTE_WITHIN_S", 0.1)
-    async with served(here.receiver) as port:
-        assert await exchange(port) == b""
 
 
 # What was refused

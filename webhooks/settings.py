@@ -123,6 +123,11 @@ class Settings(BaseSettings):
         le=65_536,
         description="Memory, in MiB, for all bodies being read and not yet verified; past it, long ones get 503.",
     )
+    keep_alive_s: Seconds = Field(
+        default=75,
+        validation_alias="WEBHOOKS_KEEP_ALIVE_S",
+        description="Seconds a connection to the receiver may rest between two requests; longer than the proxy's own.",
+    )
     rejections_kept: int = Field(
         default=1000,
         validation_alias="WEBHOOKS_REJECTIONS_KEPT",

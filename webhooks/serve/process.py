@@ -12,7 +12,7 @@ import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import partial
 from shlex import quote
 from typing import Any
@@ -38,6 +38,7 @@ from webhooks.refusals import Refusals
 from webhooks.rejections import Caps
 from webhooks.retention import Ages, scheduled
 from webhooks.serve.database import database, prepared
+from webhooks.serve.http import Limits, raise_file_limit, tell_of_full_files
 from webhooks.serve.reconciling import reconciling
 from webhooks.serve.restored import put_restored_behind
 from webhooks.serve.schedule import every
@@ -54,6 +55,9 @@ if sys.platform != "win32":
 log = structlog.get_logger(__name__)
 
 LOOPBACK = "127.0.0.1"
+# A follower of the feed that leaves closes its side, and one that takes nothing has a time-out of its own.
+MOST_CONTROL_CONNECTIONS = 256
+CONTROL_LIMITS = Limits(connections=MOST_CONTROL_CONNECTIONS, keep_alive_s=5, untaken_s=240, answers_half_closed=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -158,6 +162,7 @@ async def _start(
 ) -> list[asyncio.Task[None]]:
     """Start everything, and return the tasks that end only when something is wrong."""
     watched: list[asyncio.Task[None]] = []
+    connections = raise_file_limit()
     # Sockets before anything that takes time: a port that is taken is the commonest mistake.
     receiver_socket = control_socket = None
     if options.port is not None:
@@ -166,6 +171,7 @@ async def _start(
         control_socket = stack.enter_context(listen(options.control_host, options.control_port, "--control-port"))
         if settings.control_token is None and not is_loopback(control_socket.getsockname()[0]):
             log.warning("without WEBHOOKS_CONTROL_TOKEN the control plane answers programs of this machine only")
+    await stack.enter_async_context(_beside(tell_of_full_files()))
     found = await stack.enter_async_context(database(settings))
     if found.keeper is not None:
         watched.append(found.keeper)
@@ -188,8 +194,9 @@ async def _start(
         stack.push_async_callback(asker.close)
         control = Control(Process(asker, settings, worker, accepter), consumer)
         app = control.app([options.control_host])
+        control_limits = replace(CONTROL_LIMITS, connections=min(connections // 2, MOST_CONTROL_CONNECTIONS))
         stack.push_async_callback(control.close)
-        watched.append(await stack.enter_async_context(serving(app, control_socket, "control plane")))
+        watched.append(await stack.enter_async_context(serving(app, control_socket, "control plane", control_limits)))
         stack.callback(control.stop)
         await stack.enter_async_context(_beside(put_restored_behind(pool)))
     if accepter is not None:
@@ -227,7 +234,8 @@ async def _start(
             refusals=refusals,
             unverified_bytes=settings.unverified_bytes,
         )
-        watched.append(await stack.enter_async_context(serving(receiver, receiver_socket, "receiver")))
+        limits = Limits(connections=connections, keep_alive_s=settings.keep_alive_s)
+        watched.append(await stack.enter_async_context(serving(receiver, receiver_socket, "receiver", limits)))
     receiver_url = None if receiver_socket is None else url_of(receiver_socket)
     control_url = None if control_socket is None else url_of(control_socket)
     ready(Running(options, consumer, settings, secrets, receiver_url, control_url))

@@ -7,12 +7,13 @@ import errno
 import socket
 from collections.abc import AsyncGenerator, Generator
 from contextlib import asynccontextmanager, contextmanager
+from typing import Any, cast
 
 import uvicorn
 from starlette.types import ASGIApp
 
 from webhooks.errors import ConfigurationError
-from webhooks.serve.protocol import BoundedProtocol
+from webhooks.serve.http import Connections, Limits
 
 BACKLOG = 2048
 # A request has its answer within three seconds of its last byte; whoever is still sending then is cut off.
@@ -62,8 +63,16 @@ class _Server(uvicorn.Server):
 
 
 @asynccontextmanager
-async def serving(app: ASGIApp, sock: socket.socket, name: str) -> AsyncGenerator[asyncio.Task[None]]:
+async def serving(
+    app: ASGIApp, sock: socket.socket, name: str, limits: Limits | None = None
+) -> AsyncGenerator[asyncio.Task[None]]:
     """Answer on a socket while the block runs; then take no more connections, and let running requests end.
+
+    Args:
+        app: what answers.
+        sock: listens already.
+        name: of the server's task.
+        limits: what its connections may take.
 
     Yields:
         The server's task: it ends before the block does only when something is wrong.
@@ -71,7 +80,7 @@ async def serving(app: ASGIApp, sock: socket.socket, name: str) -> AsyncGenerato
     config = uvicorn.Config(
         app,
         loop="none",
-        http=BoundedProtocol,
+        http=cast("Any", Connections(limits or Limits()).protocol),
         ws="none",
         lifespan="off",
         log_config=None,
