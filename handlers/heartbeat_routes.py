@@ -14,6 +14,7 @@ from starlette.routing import Route
 
 from handlers.heartbeat import Unknown, Unusable, begin
 from handlers.heartbeat_run import Run, Wanted
+from handlers.texts import told
 from webhooks import Pool
 
 log = structlog.get_logger(__name__)
@@ -63,7 +64,7 @@ async def _unattended(run: Run) -> None:
     try:
         await run.work()
     except Exception as error:  # nobody waits for it any more; the run's own line says it, too
-        log.error("a heartbeat failed", run=run.id, error=f"{type(error).__name__}: {error}")
+        log.error("a heartbeat failed", run=run.id, error=told(error))
 
 
 async def show_run(request: Request) -> Response:

@@ -21,6 +21,7 @@ from handlers.agents import Agent
 from handlers.issues import Issue, issues
 from handlers.resolving import may_be_deadly, resolve
 from handlers.tally import Tally, total
+from handlers.texts import told
 from webhooks import Claim, Pool, Snooze
 
 log = structlog.get_logger(__name__)
@@ -99,7 +100,7 @@ class Run:
             async with agents_http() as http:
                 await self._work(http)
         except Exception as error:
-            self.problems += (f"{type(error).__name__}: {error}",)
+            self.problems += (told(error),)
             raise
         finally:
             await self._end()
@@ -161,8 +162,7 @@ class Run:
         except Exception as error:
             if claim is None:
                 raise
-            told = f"{type(error).__name__}: {error}"
-            log.warning("an issue was not resolved", issue=claim.row.id, agent=agent.id, error=told)
+            log.warning("an issue was not resolved", issue=claim.row.id, agent=agent.id, error=told(error))
         finally:
             if claim is not None:
                 self.tallies[agent.id].add(claim)
@@ -202,7 +202,7 @@ class Run:
                 counts = total(self.tallies.values()).counts()
                 await tx.execute(END_RUN, {"id": self.id, "note": note, **counts})
         except psycopg.Error as error:
-            log.error("the end of a run could not be recorded", run=self.id, error=str(error).strip())
+            log.error("the end of a run could not be recorded", run=self.id, error=told(error))
 
 
 _working: set[Run] = set()

@@ -5,7 +5,10 @@ from __future__ import annotations
 import json
 from typing import Annotated, NoReturn, cast
 
+import psycopg
 from pydantic import BeforeValidator
+
+LONGEST_ERROR = 4_000
 
 
 def storable(text: str) -> str:
@@ -15,6 +18,12 @@ def storable(text: str) -> str:
 
 def _storable_if_text(value: object) -> object:
     return storable(value) if isinstance(value, str) else value
+
+
+def told(error: BaseException) -> str:
+    """An error as a text that can be kept, without the values of rows that PostgreSQL says in a second line."""
+    said = error.diag.message_primary if isinstance(error, psycopg.Error) else None
+    return storable(f"{type(error).__name__}: {said or error}".strip()[:LONGEST_ERROR])
 
 
 Text = Annotated[str, BeforeValidator(_storable_if_text)]

@@ -14,7 +14,7 @@ import psycopg
 import pytest
 from consumers import arrival, arrived, stories
 from gates import attempts_of, elsewhere, outcomes_of, row_of, sql, until_blocked
-from psycopg.errors import DeadlockDetected
+from psycopg.errors import CheckViolation, DeadlockDetected
 from psycopg.sql import SQL, Literal
 from pydantic import BaseModel
 
@@ -143,6 +143,23 @@ async def test_what_our_own_bot_did_is_ignored_with_that_reason(pool: Pool) -> N
     row = await of(pool, handling(open_session, bot="the-bot"), arrival(body))
     assert (row["status"], row["reason"]) == ("ignored", "made by our own bot (member the-bot)")
     assert await titles(pool) == []
+
+
+@pytest.mark.parametrize(("kind", "status"), [(Ignore, "ignored"), (Escalate, "dead")])
+async def test_a_delivery_ends_though_its_reason_is_an_exception_with_a_rows_values(
+    pool: Pool, kind: type[Exception], status: str
+) -> None:
+    async def handle(event: Event, tx: Transaction) -> None:
+        try:
+            await tx.execute("INSERT INTO companies (id, name) VALUES ('', 'a secret')")
+        except CheckViolation as error:
+            raise kind(error) from None
+
+    row = await of(pool, handling(handle), arrival(stories(7)))
+    reason = row["reason"] if kind is Ignore else row["last_error"]
+    assert row["status"] == status
+    assert reason.startswith("CheckViolation: new row for relation")
+    assert "secret" not in reason
 
 
 @pytest.mark.invariant(8)

@@ -30,6 +30,7 @@ from gates import (
     until_blocked,
 )
 from psycopg.errors import LockNotAvailable, UndefinedTable
+from psycopg.types.json import Jsonb
 from wire import COMMIT, pool_over_a_wire
 
 from webhooks.claim import Claim
@@ -182,6 +183,83 @@ async def test_escalate_ends_the_block_quietly_and_asks_a_person(pool: Pool) -> 
     assert (row["status"], row["claimed_from"], row["last_error"]) == ("escalated", "clarified", "which repository?")
     assert row["attempt_count"] == 1
     assert await outcomes_of(pool, 1) == ["escalated"]
+
+
+UNWRITABLE: list[tuple[BaseException, str]] = [
+    (Escalate("a\x00b\ud83d"), "a\ufffdb\ufffd"),
+    (Escalate(ValueError("who\x00?")), "ValueError: who\ufffd?"),
+    (Escalate(7), "7"),  # type: ignore[arg-type]
+    (Escalate("x" * 30_000_000), "x" * 3_999 + "…"),
+    (NotDone("a\x00b\ud83d"), "NotDone: a\ufffdb\ufffd"),
+    (NotDone("a\x00b", retry_after=timedelta(seconds=5)), "NotDone: a\ufffdb"),
+    (ValueError("x" * 30_000_000), "ValueError: " + "x" * 3_987 + "…"),
+    (ExceptionGroup("g", [ValueError("a\x00b"), KeyError()]), "ValueError: a\ufffdb; KeyError"),
+]
+
+
+@pytest.mark.invariant(6)
+@pytest.mark.parametrize(("error", "kept"), UNWRITABLE, ids=lambda case: str(case)[:20].encode("ascii", "replace"))
+async def test_an_end_is_written_whatever_is_in_its_text(pool: Pool, error: BaseException, kept: str) -> None:
+    claim = await taken(pool)
+    with suppress(Exception):
+        async with claim.held():
+            raise error
+    row = await row_of(pool, 1)
+    assert (row["status"], row["last_error"]) == ("escalated" if isinstance(error, Escalate) else "clarified", kept)
+    assert [attempt["error"] for attempt in await attempts_of(pool, 1)] == [kept]
+
+
+LESS: list[tuple[str, str]] = [
+    ("ALTER TABLE patch_sessions ADD CHECK (note IS NULL)", "who knows Ä " + "x" * 500),
+    ("ALTER TABLE patch_sessions ADD CHECK (length(last_error) < 300)", "who knows ? " + "x" * 188),
+    ("ALTER TABLE patch_sessions ALTER last_error TYPE varchar(40)", "what went wrong could not be kept"),
+    ("ALTER TABLE attempts ADD CHECK (error IS NULL)", ""),
+]
+
+
+@pytest.mark.invariant(6)
+@pytest.mark.parametrize(("refusing", "kept"), LESS, ids=[case[0] for case in LESS])
+async def test_a_text_that_the_database_refuses_is_written_with_less_of_it(
+    pool: Pool, refusing: str, kept: str
+) -> None:
+    claim = await taken(pool)
+    await sql(pool, refusing.encode())
+    claim.noted["note"] = "for whoever looks"
+    async with claim.held():
+        raise Escalate("who knows Ä " + "x" * 500)
+    row = await row_of(pool, 1)
+    assert (row["status"], row["last_error"] or "") == ("escalated", kept)
+    assert await outcomes_of(pool, 1) == ["escalated"]
+    assert claim.outcome == "escalated"
+
+
+async def test_a_value_too_long_for_an_index_is_written_with_less_of_it(pool: Pool) -> None:
+    await sql(pool, "CREATE INDEX ON patch_sessions (last_error)")
+    claim = await taken(pool)
+    async with claim.held():
+        raise Escalate("".join(chr(0x4E00 + place) for place in range(4_000)))  # nothing that can be compressed
+    row = await row_of(pool, 1)
+    assert (row["status"], row["last_error"]) == ("escalated", "?" * 200)
+
+
+async def test_what_a_row_holds_is_not_kept_as_the_reason(pool: Pool) -> None:
+    await sql(pool, "ALTER TABLE patch_sessions ADD CHECK (patch <> 'secret')")
+    claim = await taken(pool)
+    with pytest.raises(psycopg.errors.CheckViolation):
+        async with claim.held():
+            await claim.complete(patch="secret")
+    error = (await row_of(pool, 1))["last_error"]
+    assert error.startswith("CheckViolation: new row for relation")
+    assert "secret" not in error
+
+
+async def test_texts_within_lists_and_json_are_cleaned_on_their_way_into_columns(pool: Pool) -> None:
+    await sql(pool, "ALTER TABLE patch_sessions ADD tags text[], ADD told jsonb")
+    claim = await taken(pool)
+    async with claim.held():
+        await claim.complete(tags=["a\x00", "b"], told=Jsonb({"k\x00": ["\ud83d", {"n": 1}]}))
+    row = await row_of(pool, 1)
+    assert (row["tags"], row["told"]) == (["a\ufffd", "b"], {"k\ufffd": ["\ufffd", {"n": 1}]})
 
 
 async def test_a_row_that_does_not_fit_its_model_is_released(pool: Pool) -> None:

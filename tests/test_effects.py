@@ -595,6 +595,47 @@ async def test_a_result_that_cannot_be_kept_asks_a_person_and_is_not_called_agai
     assert (calls, await state_of(pool)) == (1, "intended")
 
 
+@pytest.mark.invariant(9)
+@pytest.mark.parametrize("said", ["a\x00b", "\ud83d", "x" * 30_000_000], ids=["NUL", "a surrogate", "30 MB"])
+async def test_a_call_that_did_not_happen_is_not_ambiguous_whatever_was_said_of_it(
+    pool: Pool, row: int, said: str
+) -> None:
+    provider = Provider(NotDone(said))
+
+    async def work(claim: Claim[Any]) -> None:
+        await claim.once("post", provider.post)
+
+    await attempt(pool, work)
+    assert await state_of(pool) == "failed"
+    await attempt(pool, work)
+    assert (len(provider.calls), await state_of(pool)) == (2, "done")
+
+
+async def test_a_text_that_the_database_refuses_does_not_leave_an_effect_ambiguous(pool: Pool, row: int) -> None:
+    await sql(pool, "ALTER TABLE effects ADD CHECK (error !~ '429')")
+    provider = Provider(NotDone("429"))
+
+    async def work(claim: Claim[Any]) -> None:
+        await claim.once("post", provider.post)
+
+    await attempt(pool, work)
+    [effect] = await effects_of(pool)
+    assert (effect["state"], effect["error"]) == ("failed", "what went wrong could not be kept")
+    assert await outcomes_of(pool, row) == ["error"]
+
+
+async def test_a_result_that_the_database_refuses_asks_a_person(pool: Pool, row: int) -> None:
+    await sql(pool, "ALTER TABLE effects ADD CHECK (result !~ 'posted')")
+    provider = Provider()
+
+    async def work(claim: Claim[Any]) -> None:
+        await claim.once("post", provider.post)
+
+    assert (await attempt(pool, work)).outcome == "escalated"
+    assert "its result cannot be kept: CheckViolation" in (await row_of(pool, row))["last_error"]
+    assert "posted" not in (await row_of(pool, row))["last_error"]
+
+
 async def bare():  # type: ignore[no-untyped-def]
     return 1
 

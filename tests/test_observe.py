@@ -11,7 +11,7 @@ from processes import environment
 
 PROGRAM = """
 import logging, sys
-import structlog
+import psycopg, structlog
 from webhooks.observe import configure_logging
 
 configure_logging(json={json}, level=logging.INFO)
@@ -29,6 +29,10 @@ for tell in (log.error, logging.getLogger("uvicorn.error").error):
         fails("hun" + "ter2")
     except ValueError as error:
         tell("it failed", exc_info=error)
+    try:
+        raise psycopg.Error("a row was refused\\nDETAIL:  Failing row contains (hun" "ter2).")
+    except psycopg.Error as error:
+        tell(f"it failed: {{error}}", exc_info=error)
 print("the answer")
 """
 
@@ -57,13 +61,13 @@ def test_json_lines_are_alike_whoever_wrote_them() -> None:
     }
     assert (theirs["event"], theirs["level"], theirs["logger"]) == ("theirs", "warning", "some.library")
     assert ours["timestamp"].endswith("Z")
-    assert len(failures) == 2
-    for failure in failures:
-        assert failure["exception"].endswith("ValueError: what went wrong")
+    assert [failure["event"] for failure in failures] == ["it failed", "it failed: a row was refused"] * 2
+    for failure, error in zip(failures, ["ValueError: what went wrong", "Error: a row was refused"] * 2, strict=True):
+        assert failure["exception"].endswith(error)
 
 
 @pytest.mark.parametrize("as_json", [True, False])
-def test_a_traceback_shows_no_local_variables(as_json: bool) -> None:
+def test_a_traceback_shows_no_local_variables_and_no_values_of_rows(as_json: bool) -> None:
     told = logged(as_json=as_json)
 
     assert told.count("ValueError: what went wrong") == 2

@@ -10,7 +10,7 @@ from psycopg.errors import LockNotAvailable, UniqueViolation
 from psycopg_pool import PoolTimeout
 
 from webhooks.errors import Escalate, LostClaim, NotDone, Snooze
-from webhooks.outcome import LONGEST_ERROR, Backoff, Outcome, Release, Stop, describe, release_for
+from webhooks.outcome import Backoff, Outcome, Release, Stop, release_for
 
 BACKOFF = Backoff()
 NOW = timedelta(0)
@@ -99,7 +99,3 @@ def test_the_wait_follows_the_attempt() -> None:
     release = release_for(ValueError(), None, 3, BACKOFF, 0.5)
     assert release is not None
     assert release.delay == timedelta(seconds=20)
-
-
-def test_an_error_kept_in_a_row_is_short_whatever_it_says() -> None:
-    assert describe(ValueError("x" * 100_000)) == "ValueError: " + "x" * (LONGEST_ERROR - len("ValueError: "))

@@ -19,6 +19,7 @@ from webhooks.errors import Escalate, Ignore, Park, Unreadable
 from webhooks.inbox import NO_HANDLER, Stored, inbox, load
 from webhooks.outcome import Release
 from webhooks.sources import Handler
+from webhooks.text import message_of, shortened
 
 HANDLER_LIMIT_S = 30.0
 AT_ONCE = 5
@@ -51,7 +52,7 @@ async def apply(consumer: Consumer, claim: Claim[Stored]) -> None:
                 raise
         except _Aside as aside:
             if isinstance(aside.why, Ignore):
-                await claim.complete("ignored", **_columns(aside.event.name, reason=aside.why.reason))
+                await claim.complete("ignored", **_columns(aside.event.name, reason=message_of(aside.why)))
                 return
             found = await _park(claim, aside.event, aside.why)
             if found is None:
@@ -190,7 +191,7 @@ async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None
 def _columns(event: str | None, *, reason: str | None) -> dict[str, object]:
     return {
         "event": None if event is None else clean(event)[:500],
-        "reason": None if reason is None else clean(reason)[:2_000],
+        "reason": None if reason is None else clean(shortened(reason, 2_000)),
         "parked_on": None,
         "parked_since": None,
     }

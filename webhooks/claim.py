@@ -6,6 +6,7 @@ import asyncio
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
+from dataclasses import replace
 from datetime import datetime, timedelta
 from typing import Any, Generic, TypeVarTuple
 
@@ -17,6 +18,7 @@ from typing_extensions import TypeVar
 
 from webhooks import effects
 from webhooks.db import Ready, Transaction, clean, finished, outlasted
+from webhooks.db.sqlstate import is_about_the_work
 from webhooks.errors import Escalate, LostClaim, Snooze
 from webhooks.outcome import Outcome, Release, Stop, release_for
 from webhooks.owned import Owned
@@ -25,6 +27,7 @@ from webhooks.pool import Pool
 from webhooks.renewer import Lease, boottime
 from webhooks.settling import Ending, read, statements
 from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, column_params
+from webhooks.text import describe
 
 Row = TypeVar("Row", default=Any)
 R = TypeVar("R")
@@ -243,10 +246,12 @@ class Claim(Generic[Row]):
             try:
                 return await self._write_alone(ending)
             except psycopg.OperationalError as error:
-                if isinstance(error, PoolClosed) or boottime() >= self._lease.until:
+                if isinstance(error, PoolClosed) or is_about_the_work(error) or boottime() >= self._lease.until:
                     raise
                 if not isinstance(error, LockNotAvailable):
-                    log.warning("a claim's end could not be written, trying again", row=self.label, error=str(error))
+                    log.warning(
+                        "a claim's end could not be written, trying again", row=self.label, error=describe(error)
+                    )
                 await asyncio.sleep(0.2)
 
     @asynccontextmanager
@@ -286,16 +291,29 @@ class Claim(Generic[Row]):
         """Release as the block's ending demands. Nothing that goes wrong here hides the error that led here."""
         self._ending = True
         release = release_for(error, self._stop, self.attempt, self._pool.backoff, random.random())
-        if release is not None:
+        if release is None or await self._released(release):
+            await finished(self._close_as_lost(), SETTLE_WITHIN_S)
+
+    async def _released(self, release: Release) -> bool:
+        """Write a release, with less text where the database refuses it; return whether the row was lost meanwhile."""
+        noted = replace(release, columns={**self.noted, **release.columns})
+        failure: Exception | None = None
+        for written in noted.with_less_text():
             try:
-                await finished(self.settle(release), SETTLE_WITHIN_S)
-                return
+                await finished(self.settle(written), SETTLE_WITHIN_S)
             except LostClaim:
                 log.warning("lost before it could be released", row=self.label, phase=self.phase)
-            except (psycopg.Error, TimeoutError) as failure:
-                log.error("could not be released, the lease will run out", row=self.label, error=str(failure))
-                return
-        await finished(self._close_as_lost(), SETTLE_WITHIN_S)
+                return True
+            except Exception as refused:
+                failure = refused
+                if isinstance(refused, (psycopg.Error, TimeoutError)) and not is_about_the_work(refused):
+                    break
+                log.warning("the end is refused, trying with less text", row=self.label, error=describe(refused))
+            else:
+                return False
+        error = None if failure is None else describe(failure)
+        log.error("could not be released, the lease will run out", row=self.label, error=error)
+        return False
 
     def _raised(self, error: BaseException) -> BaseException:
         """Return what the block's caller sees: a cancellation of our own making is told as what it was."""
@@ -337,16 +355,15 @@ class Claim(Generic[Row]):
             lists = {**owned.key.params(self.key), "claim_seqs": self.claim_seq}
             ready = None if entered is None else Ready(owned.table, entered.claimed, self.key)
             return Ending(self.label, self.claim_seq, statement, params, lists, bool(ending.columns), ready)
-        columns = {**self.noted, **ending.columns}
         params = {
             "outcome": ending.outcome,
             "error": None if ending.error is None else clean(ending.error),
             "escalate": ending.escalate,
             "refund": 0 if ending.charged else 1,
             "delay": ending.delay,
-            **column_params(columns),
+            **column_params(ending.columns),
         }
-        statement = owned.statements.release(owned.phase, tuple(columns), owned.notify)
+        statement = owned.statements.release(owned.phase, tuple(ending.columns), owned.notify)
         return Ending(self.label, self.claim_seq, statement, {**self._fence, **params}, {}, alone=True, entered=None)
 
     def _told(self, ending: Done | Release, written: Ending) -> list[Ready]:

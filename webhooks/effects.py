@@ -26,9 +26,10 @@ from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from webhooks.db import Transaction, clean, compose, finished
+from webhooks.db.sqlstate import is_about_the_work
 from webhooks.errors import ConfigurationError, Escalate, LostClaim, NotDone, Snooze
-from webhooks.outcome import describe
 from webhooks.pool import Pool
+from webhooks.text import NOT_KEPT, describe, less_and_less
 
 if TYPE_CHECKING:
     from webhooks.claim import Claim
@@ -102,14 +103,16 @@ async def once(
         async with asyncio.timeout(timeout.total_seconds()):
             value = await call()
     except NotDone as error:
-        await finished(effect.record(pool, "failed", error=describe(error)))
+        await finished(effect.record_not_done(pool, describe(error)))
         raise
     try:
         result = clean(json.dumps(adapter.dump_python(value, mode="json", warnings="error"), ensure_ascii=False))
         kept = adapter.validate_json(result)
-    except (ValueError, TypeError) as error:
+        await finished(effect.record(pool, "done", result=result))
+    except (ValueError, TypeError, RecursionError, psycopg.Error) as error:
+        if isinstance(error, psycopg.Error) and not is_about_the_work(error):
+            raise
         raise Escalate(f"effect {name!r} was called, but its result cannot be kept: {describe(error)}") from error
-    await finished(effect.record(pool, "done", result=result))
     return kept
 
 
@@ -202,6 +205,20 @@ class _Effect:
             raise LostClaim(f"effect {self.key} is being called by somebody else")
         return None
 
+    async def record_not_done(self, pool: Pool, error: str) -> None:
+        """Write that the call certainly did not happen, with less text where the database refuses it.
+
+        Raises:
+            LostClaim: a later attempt has taken the effect over.
+        """
+        for text in less_and_less(error):
+            try:
+                return await self.record(pool, "failed", error=clean(text))
+            except psycopg.Error as failure:
+                if not is_about_the_work(failure) or text == NOT_KEPT:
+                    raise
+        return None
+
     async def record(self, pool: Pool, state: str, *, result: str | None = None, error: str | None = None) -> None:
         """Write what happened, trying again while the database is away: what was done must not be forgotten.
 
@@ -227,7 +244,7 @@ class _Effect:
                 if isinstance(failure, PoolClosed) or loop.time() > until:
                     raise
                 log.warning(
-                    "an effect's result could not be written, trying again", effect=self.key, error=str(failure)
+                    "an effect's result could not be written, trying again", effect=self.key, error=describe(failure)
                 )
                 await asyncio.sleep(ASK_AGAIN_S)
                 continue

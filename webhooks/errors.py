@@ -25,6 +25,8 @@ from collections.abc import Collection
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any
 
+from webhooks.text import as_text
+
 if TYPE_CHECKING:
     from webhooks.gate import Gate
 
@@ -89,13 +91,13 @@ class NotDone(WebhooksError):
     """Raised by an effect's function when the call certainly did not happen, so that the next attempt calls again.
 
     Args:
-        reason: what the other side said.
+        reason: what the other side said; an exception is described.
         retry_after: how long the other side asked us to wait (a 429). A phase that ends with such an error
             is snoozed for that long instead of being charged an attempt.
     """
 
-    def __init__(self, reason: str = "", *, retry_after: timedelta | None = None) -> None:
-        super().__init__(reason)
+    def __init__(self, reason: str | BaseException = "", *, retry_after: timedelta | None = None) -> None:
+        super().__init__(as_text(reason))
         self.retry_after = retry_after
 
 
@@ -108,19 +110,19 @@ class Snooze(Exception):
 
 
 class Escalate(Exception):
-    """Ends a phase or an event: a person has to decide, nothing runs until then."""
+    """Ends a phase or an event: a person has to decide, nothing runs until then. An exception is a reason too."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, reason: str | BaseException) -> None:
+        self.reason = as_text(reason)
+        super().__init__(self.reason)
 
 
 class Ignore(Exception):
     """Ends an event handler: this event is none of our business, and `reason` says why. Its writes are rolled back."""
 
-    def __init__(self, reason: str) -> None:
-        super().__init__(reason)
-        self.reason = reason
+    def __init__(self, reason: str | BaseException) -> None:
+        self.reason = as_text(reason)
+        super().__init__(self.reason)
 
 
 class Park(Exception):

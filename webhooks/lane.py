@@ -20,6 +20,7 @@ from webhooks.gate import Gate
 from webhooks.outcome import Stop
 from webhooks.phase import Done
 from webhooks.pool import Pool
+from webhooks.text import describe
 
 log = structlog.get_logger(__name__)
 
@@ -151,7 +152,7 @@ class Lane:
                         self._scan_now = True
             except Exception as error:  # the database is away, or refuses: whatever it is, work goes on after it
                 log.warning(
-                    "cannot claim, trying again", table=self.gate.table, phase=self.phase, error=str(error).strip()
+                    "cannot claim, trying again", table=self.gate.table, phase=self.phase, error=describe(error)
                 )
                 await asyncio.sleep(AFTER_A_FAILURE_S)
                 self._scan_now = True
@@ -254,7 +255,7 @@ class Lane:
             observe.LEASE_LOSSES.labels(self.gate.table, self.phase).inc()
             log.warning("lost", reason=str(lost))
         except Exception as error:  # it is recorded in the row and in attempts; the worker goes on
-            log.warning("failed", error=f"{type(error).__name__}: {error}", exc_info=error)
+            log.warning("failed", error=describe(error), exc_info=error)
         else:
             if claim.outcome == "done":
                 log.info("completed")

@@ -16,6 +16,8 @@ import structlog
 from prometheus_client import CollectorRegistry, Counter, Gauge, Histogram, ProcessCollector
 from structlog.typing import Processor
 
+from webhooks.text import traceback_of, without_values
+
 REGISTRY = CollectorRegistry()
 ProcessCollector(registry=REGISTRY)
 
@@ -111,11 +113,8 @@ def configure_logging(*, json: bool | None = None, level: int = logging.INFO) ->
         structlog.processors.add_log_level,
         structlog.processors.TimeStamper(fmt="iso", utc=True),
     ]
-    written: list[Processor] = (
-        [structlog.processors.format_exc_info, structlog.processors.JSONRenderer()]
-        if as_json
-        else [structlog.dev.ConsoleRenderer(exception_formatter=structlog.dev.plain_traceback)]
-    )
+    shown: Processor = structlog.processors.JSONRenderer() if as_json else structlog.dev.ConsoleRenderer()
+    written = [_without_values, shown]
     structlog.configure(
         processors=[*told, *written],
         wrapper_class=structlog.make_filtering_bound_logger(level),
@@ -145,6 +144,17 @@ class _Forgiving:
     def flush(self) -> None:
         with suppress(OSError):
             self._stream.flush()
+
+
+def _without_values(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:
+    """Write exceptions out, and leave out what PostgreSQL says of a row's values, whoever quotes it."""
+    error = event.pop("exc_info", None)
+    if error is True:
+        error = sys.exc_info()
+    if isinstance(error, tuple):
+        error = cast("tuple[object, ...]", error)[1]
+    texts = {name: without_values(value) if isinstance(value, str) else value for name, value in event.items()}
+    return {**texts, "exception": traceback_of(error)} if isinstance(error, BaseException) else texts
 
 
 def _name_logger(_: Any, __: str, event: structlog.typing.EventDict) -> structlog.typing.EventDict:

@@ -3,8 +3,8 @@
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import dataclass, field
+from collections.abc import Iterator, Mapping
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
 from typing import Literal
@@ -13,10 +13,9 @@ from psycopg.errors import LockNotAvailable
 from psycopg_pool import PoolTimeout
 
 from webhooks.errors import Escalate, LostClaim, NotDone, Snooze
+from webhooks.text import describe, less_and_less, message_of
 
 Outcome = Literal["done", "error", "expired", "interrupted", "snoozed", "escalated", "lost"]
-
-LONGEST_ERROR = 4_000
 
 
 class Stop(Enum):
@@ -64,6 +63,12 @@ class Release:
     error: str | None
     columns: Mapping[str, object] = field(default_factory=dict[str, object])
 
+    def with_less_text(self) -> Iterator[Release]:
+        """Return this, then the same with less and less text: the end is written, whatever is wrong with its words."""
+        yield self
+        for text in (*(() if self.error is None else less_and_less(self.error)), None):
+            yield replace(self, columns={}, error=text)
+
 
 def release_for(
     error: BaseException | None, stop: Stop | None, attempt: int, backoff: Backoff, chance: float
@@ -90,7 +95,7 @@ def release_for(
     if isinstance(error, (LockNotAvailable, PoolTimeout)):  # that others are at work says nothing of this work
         return Release("snoozed", charged=False, escalate=False, delay=timedelta(seconds=1), error=describe(error))
     if isinstance(error, Escalate):
-        return Release("escalated", charged=True, escalate=True, delay=timedelta(0), error=error.reason)
+        return Release("escalated", charged=True, escalate=True, delay=timedelta(0), error=message_of(error))
     if error is None:
         reason = "the block was left without complete()"
         return Release("interrupted", charged=False, escalate=False, delay=timedelta(seconds=1), error=reason)
@@ -98,13 +103,3 @@ def release_for(
         return Release("interrupted", charged=False, escalate=False, delay=timedelta(0), error=Stop.DRAIN.value)
     reason = Stop.TIMEOUT.value if stop is Stop.TIMEOUT else describe(error)
     return Release("error", charged=True, escalate=False, delay=backoff.after(attempt, chance), error=reason)
-
-
-def describe(error: BaseException) -> str:
-    """Return an error as one text for a person, short enough to be kept in a row."""
-    name = type(error).__name__
-    try:
-        text = str(error).strip()
-    except Exception as unspeakable:  # an error that cannot be told must not hide that there was one
-        text = f"its message cannot be shown ({type(unspeakable).__name__})"
-    return (f"{name}: {text}" if text else name)[:LONGEST_ERROR]

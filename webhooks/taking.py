@@ -21,6 +21,7 @@ from webhooks.phase import Phase
 from webhooks.pool import Pool
 from webhooks.renewer import boottime
 from webhooks.statements import RECORD_ATTEMPT, Which, mark_name
+from webhooks.text import message_of
 
 log = structlog.get_logger(__name__)
 
@@ -92,7 +93,7 @@ async def take_next(
     except psycopg.OperationalError:
         raise
     except psycopg.Error as error:
-        log.warning("a row refuses to be claimed, each is tried by itself", table=owned.table, error=str(error).strip())
+        log.warning("a row refuses to be claimed, each is tried by itself", table=owned.table, error=message_of(error))
         waiting = owned.statements.waiting(*wanted)
         return await _take_singly(pool, owned, limit, waiting, params, claimed_by)
 
@@ -141,7 +142,7 @@ async def _take_singly(
                 raise
             except psycopg.Error as error:
                 label = owned.key.label(owned.table, key)
-                log.error("this row cannot be claimed: mend it by hand", row=label, error=str(error).strip())
+                log.error("this row cannot be claimed: mend it by hand", row=label, error=message_of(error))
                 continue
             claims += [] if claim is None else [claim]
     except BaseException:

@@ -8,6 +8,7 @@ from psycopg_pool import PoolTimeout
 from webhooks.db.sqlstate import is_about_the_row, is_about_the_work
 
 ROW = [errors.UniqueViolation, errors.CheckViolation, errors.RaiseException, errors.NumericValueOutOfRange]
+ROW += [errors.ProgramLimitExceeded]  # a value too long for an index
 WORK = [errors.UndefinedColumn, errors.SyntaxError, errors.CardinalityViolation, errors.InsufficientPrivilege]
 NOT_NOW = [
     errors.ReadOnlySqlTransaction,

@@ -29,6 +29,7 @@ from webhooks.deliveries import Disposition
 from webhooks.errors import ConfigurationError
 from webhooks.replay import Again, Limits, Plan, Report, again, planned
 from webhooks.selection import JsonFilter, Names, Scope, Selection, unknown
+from webhooks.text import describe
 
 log = structlog.get_logger(__name__)
 
@@ -247,7 +248,7 @@ class Replays:
         try:
             run.report = await again(pool, sources, scope, run.request, run.limits, progress)
         except Exception as error:  # whoever follows it is told
-            run.error = f"{type(error).__name__}: {error}"
+            run.error = describe(error)
             log.warning("a replay ended early", replay=run.id, error=run.error)
         finally:
             run.ended_at = datetime.now(UTC)

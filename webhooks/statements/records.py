@@ -3,6 +3,9 @@
 from __future__ import annotations
 
 from collections.abc import Mapping
+from typing import cast
+
+from psycopg.types.json import Jsonb
 
 from webhooks.db import clean, compose
 
@@ -31,4 +34,26 @@ RECORD_DECISION = compose(
 
 def column_params(columns: Mapping[str, object]) -> dict[str, object]:
     """Return the parameters `set_<column>` of columns to write; text is rid of what PostgreSQL cannot store."""
-    return {f"set_{column}": clean(value) if isinstance(value, str) else value for column, value in columns.items()}
+    return {f"set_{column}": _storable(value) for column, value in columns.items()}
+
+
+def _storable(value: object) -> object:
+    """Return a value with its texts cleaned, those in a list or in JSON too; `json`, unlike `jsonb`, takes any."""
+    if isinstance(value, str):
+        return clean(value)
+    if isinstance(value, Jsonb):
+        return Jsonb(_storable_json(value.obj), value.dumps)
+    if isinstance(value, list):
+        return [_storable(part) for part in cast("list[object]", value)]
+    return value
+
+
+def _storable_json(value: object) -> object:
+    if isinstance(value, dict):
+        return {
+            clean(name) if isinstance(name, str) else name: _storable_json(part)
+            for name, part in cast("dict[object, object]", value).items()
+        }
+    if isinstance(value, (list, tuple)):
+        return [_storable_json(part) for part in cast("list[object]", value)]
+    return clean(value) if isinstance(value, str) else value

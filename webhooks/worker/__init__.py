@@ -20,6 +20,7 @@ from webhooks.lane import Lane, Turn
 from webhooks.notify import check_settings, notifications, notify
 from webhooks.phase import Done, Phase
 from webhooks.pool import Pool
+from webhooks.text import message_of
 
 log = structlog.get_logger(__name__)
 
@@ -144,7 +145,7 @@ class Worker:
                 try:
                     moved = await gate.sweep(self._pool, phase.claimed)
                 except Exception as error:  # whatever it is, the next phase is swept, and this one later
-                    log.warning("cannot sweep, trying again", table=gate.table, error=str(error).strip())
+                    log.warning("cannot sweep, trying again", table=gate.table, error=message_of(error))
                     continue
                 observe.SWEPT.labels(gate.table, phase.claimed).inc(moved)
             await asyncio.sleep(every_s)
