@@ -13,6 +13,8 @@
 --              with its result, or `failed` when the call certainly did not happen.
 -- decisions    What a person decided about a row, who, and why.
 -- notifications  One line an escalation that somebody is to be told of; a gated table of the library's own.
+-- stuck        One line a row that refuses to be claimed, or to be freed when its claim is over: which constraint or
+--              trigger forbids it. A line that no process has renewed for minutes is outdated, and is removed.
 -- deliveries   The inbox: one line a request whose signature was right, with its exact bytes, and one a further event
 --              of the same request (`parent`, `position` from 1; the body is read from the parent). It is a gated table:
 --              received → applying → processed | ignored, and `dead` when attempts ran out. `parked_on` names the row
@@ -347,4 +349,19 @@ CREATE TABLE reconcile_turns (
     taken_at    timestamptz NOT NULL DEFAULT statement_timestamp(),
     next_at     timestamptz NOT NULL,
     whole_until timestamptz
+);
+
+-- section 9: rows that refuse
+
+CREATE TABLE stuck (
+    table_name      text        NOT NULL,
+    key             text        NOT NULL,
+    phase           text        NOT NULL,
+    what            text        NOT NULL,
+    reason          text        NOT NULL,
+    constraint_name text,
+    since           timestamptz NOT NULL DEFAULT statement_timestamp(),
+    seen_at         timestamptz NOT NULL DEFAULT statement_timestamp(),
+    PRIMARY KEY (table_name, key),
+    CONSTRAINT stuck_what CHECK (what IN ('claimed', 'freed'))
 );

@@ -16,7 +16,7 @@ LAYERS = (
     ("text",),
     ("errors", "delivery", "marks", "near"),
     ("outcome", "phase", "settings", "source_secrets", "db", "observe"),
-    ("signatures", "senders", "statements", "shape", "renewer", "migrate", "postmaster"),
+    ("signatures", "senders", "statements", "shape", "stuck", "renewer", "migrate", "postmaster"),
     ("sources", "embedded", "settling"),
     ("pool", "rewriting", "respelling"),
     ("effects", "wire"),

@@ -19,6 +19,7 @@ from webhooks.statements import column_params
 SNAPSHOTS = snapshots()
 PARAMS: dict[str, Any] = {
     "fence": 1,
+    "refusing": [],
     "count": 1,
     "limit": 1,
     "claim_seq": 1,

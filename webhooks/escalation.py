@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Mapping, Sequence
-from dataclasses import asdict, dataclass
+from dataclasses import asdict, dataclass, replace
 from datetime import datetime
 from typing import Any
 
@@ -14,7 +14,8 @@ from webhooks.db import Transaction, clean, compose, table
 from webhooks.deliveries import as_json as plain
 from webhooks.errors import ConfigurationError
 from webhooks.gate import Gate
-from webhooks.rows import columns_of, effect_name, gate_of, gates_of
+from webhooks.rows import columns_of, effect_name, gate_of, gates_of, row_by_text
+from webhooks.stuck import OF_TABLE
 
 # Of the visit that escalated: what earlier ones did is settled.
 ATTEMPTS = compose(
@@ -39,6 +40,9 @@ class Escalated:
         last_error: why it is here.
         attempts: those of this visit, with their errors.
         effects: what those attempts did to the outside world, as far as is known.
+        cannot: `be freed` or `be claimed` where the row is not escalated, but refuses that; then `since` is since when.
+        refusal: what it was refused by.
+        constraint: the constraint among that; None where it was something else, such as a trigger.
     """
 
     row: str
@@ -49,10 +53,13 @@ class Escalated:
     last_error: str | None
     attempts: tuple[dict[str, Any], ...]
     effects: tuple[dict[str, Any], ...]
+    cannot: str | None = None
+    refusal: str | None = None
+    constraint: str | None = None
 
 
 async def escalated(tx: Transaction, consumer: Consumer, *, of: str | None = None, limit: int = 100) -> list[Escalated]:
-    """Return the rows that a person has to decide about, `dead` deliveries among them.
+    """Return the rows that a person has to decide about, `dead` deliveries and rows that refuse among them.
 
     Args:
         tx: where to look.
@@ -64,7 +71,14 @@ async def escalated(tx: Transaction, consumer: Consumer, *, of: str | None = Non
         ConfigurationError: there is no gate over that table.
     """
     gates = gates_of(consumer).values() if of is None else [gate_of(consumer, of)]
-    return [packet for gate in gates for packet in await _packets(tx, gate, limit)]
+    return [
+        packet
+        for gate in gates
+        for packet in [
+            *await _packets(tx, gate, await _rows(tx, gate, limit, {})),
+            *await _stuck(tx, gate, limit),
+        ]
+    ]
 
 
 async def matching(tx: Transaction, consumer: Consumer, where: Mapping[str, str], *, of: str | None) -> list[str]:
@@ -96,8 +110,37 @@ def as_json(packets: Sequence[Escalated]) -> list[dict[str, Any]]:
     ]
 
 
-async def _packets(tx: Transaction, gate: Gate[Any], limit: int) -> list[Escalated]:
-    rows = await _rows(tx, gate, limit, {})
+async def _stuck(tx: Transaction, gate: Gate[Any], limit: int) -> list[Escalated]:
+    """Return the rows that refuse to be claimed or freed, as far as they still stand where they did."""
+    lines = await (await tx.execute(OF_TABLE, {"table": gate.table, "limit": limit})).fetchall()
+    found = [(line, await row_by_text(tx, gate, line["key"])) for line in lines]
+    here = [(line, row) for line, row in found if row is not None and _waits_for(gate, line, row)]
+    packets = await _packets(tx, gate, [row for _, row in here])
+    return [
+        replace(
+            packet,
+            phase=line["phase"],
+            since=line["since"],
+            cannot=f"be {line['what']}",
+            refusal=line["reason"],
+            constraint=line["constraint_name"],
+        )
+        for (line, _), packet in zip(here, packets, strict=True)
+    ]
+
+
+def _waits_for(gate: Gate[Any], line: Mapping[str, Any], row: Mapping[str, Any]) -> bool:
+    """Whether a row still waits for what it refused."""
+    phase = gate.phases.get(line["phase"])
+    if phase is None:
+        return False
+    if line["what"] == "freed" and row["status"] == phase.claimed:
+        return row["lease_until"] is None or bool(row["lease_until"] <= line["seen_at"])
+    spent = row["attempt_count"] >= row["max_attempts"]
+    return bool(row["status"] == phase.ready and spent == (line["what"] == "freed"))
+
+
+async def _packets(tx: Transaction, gate: Gate[Any], rows: Sequence[Mapping[str, Any]]) -> list[Escalated]:
     keys = [gate.key.text(gate.key.value(row)) for row in rows]
     visits = [row["visit"] for row in rows]
     params = {"table": gate.table, "keys": keys, "visits": visits}

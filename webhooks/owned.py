@@ -38,5 +38,5 @@ class Owned:
         self.claim = statements.claim(phase)
         self.hold = statements.hold(phase)
         self.give_back = statements.give_back(phase)
-        self.sweeps = (statements.expire(phase, notify), statements.adopt(phase), statements.exhausted(phase, notify))
+        self.sweeps = statements.sweeps(phase, notify)
         self.renewal = Renewal(table, phase.claimed, key, statements.renew(phase), statements.still_held(phase), lease)

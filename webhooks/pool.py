@@ -22,6 +22,7 @@ from webhooks.outcome import Backoff
 from webhooks.renewer import Renewer
 from webhooks.settings import Settings
 from webhooks.settling import Settling
+from webhooks.stuck import Stuck
 
 MOST_CONNECTIONS = 16
 
@@ -38,6 +39,7 @@ class Pool:
         settling: writes the ends of its claims.
         marks: where its last looks through the queues ended.
         health: what is at fault in this process.
+        stuck: which rows refused lately.
     """
 
     def __init__(self, url: str, settings: Settings) -> None:
@@ -51,6 +53,7 @@ class Pool:
         self.settling = Settling(self)
         self.marks = Marks()
         self.health = Health()
+        self.stuck = Stuck()
         self._fence = 0
         self._fences_left = 0
 

@@ -90,12 +90,20 @@ async def named(tx: Transaction, consumer: Consumer, name: str) -> Named:
     if not colon or not text:
         raise ConfigurationError(f"{name!r} names no row: write TABLE:KEY, or the number of a delivery")
     gate = gate_of(consumer, of)
+    row = await row_by_text(tx, gate, text)
+    if row is None:
+        return Named(gate, f"{of}:{text}", None, None)
+    found = gate.key.value(row)
+    return Named(gate, gate.label(found), found, row)
+
+
+async def row_by_text(tx: Transaction, gate: Gate[Any], text: str) -> dict[str, Any] | None:
+    """Read a row by its key as text; None where there is none."""
     for key in _keys(clean(text), len(gate.key.columns)):
         row = await _read(tx, gate, key)
         if row is not None:
-            found = gate.key.value(row)
-            return Named(gate, gate.label(found), found, row)
-    return Named(gate, f"{of}:{text}", None, None)
+            return row
+    return None
 
 
 def effect_name(label: str, attempt: Mapping[str, Any], effect: Mapping[str, Any]) -> str:

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import random
 from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
@@ -175,35 +174,6 @@ async def _given_back(pool: Pool, owned: Owned, count: int) -> AsyncGenerator[_A
 async def _give_back(pool: Pool, owned: Owned, fence: int, count: int) -> None:
     async with pool.transaction() as tx:
         await tx.execute(owned.give_back, {"fence": fence, "count": count})
-
-
-async def sweep(pool: Pool, owned: Owned) -> int:
-    """Free rows whose lease is over, give a lease to by-hand claims, escalate exhausted rows; return how many."""
-    backoff = pool.backoff
-    params = {
-        "first": backoff.first,
-        "longest": backoff.longest,
-        "factor": backoff.factor(random.random()),
-        "lease": owned.lease,
-    }
-    moved = 0
-    for statement in owned.sweeps:
-        while True:
-            swept: list[dict[str, Any]] = []
-            with suppress(LockNotAvailable):
-                async with pool.transaction() as tx:
-                    swept = await (await tx.execute(statement, params)).fetchall()
-            for row in swept:
-                log.warning(
-                    "swept",
-                    row=owned.key.label(owned.table, owned.key.value(row)),
-                    phase=owned.phase.claimed,
-                    status=row["status"],
-                )
-            moved += len(swept)
-            if len(swept) < 100:
-                break
-    return moved
 
 
 class _Asked:

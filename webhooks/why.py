@@ -14,6 +14,7 @@ from webhooks.inbox import inbox
 from webhooks.rows import Named, effect_name, named
 from webhooks.settings import Settings
 from webhooks.standing import Standing, standing
+from webhooks.stuck import OF_ROW
 
 MOST = 500
 
@@ -52,7 +53,7 @@ class Moment:
 
     Args:
         at: when, by the database's clock.
-        what: `delivery`, `claim`, `end`, `effect` or `decision`.
+        what: `delivery`, `claim`, `end`, `effect`, `decision` or `refusal`.
         told: the line for a person.
         claim_seq: the claim it belongs to.
     """
@@ -143,6 +144,7 @@ async def _moments(tx: Transaction, found: Named) -> list[Moment]:
     moments += [_decision(decision) for decision in await rows(DECISIONS)]
     moments += [_moved(delivery) for delivery in await rows(MOVED_BY)]
     moments += [_waits(delivery) for delivery in await rows(WAITING)]
+    moments += [_refuses(line) for line in await rows(OF_ROW)]
     if found.gate is inbox and found.row is not None:
         parts = await (await tx.execute(PARTS, {"id": found.row["id"]})).fetchall()
         moments += _delivery(found.row, parts)
@@ -195,6 +197,11 @@ def _moved(delivery: dict[str, Any]) -> Moment:
 
 def _waits(delivery: dict[str, Any]) -> Moment:
     return Moment(delivery["parked_since"], "delivery", f"delivery {delivery['id']} ({_named(delivery)}) waits for it")
+
+
+def _refuses(line: dict[str, Any]) -> Moment:
+    told = f"cannot be {line['what']}, last tried at {line['seen_at']:%Y-%m-%d %H:%M:%S%z}: {line['reason']}"
+    return Moment(line["since"], "refusal", told)
 
 
 def _delivery(row: dict[str, Any], parts: Sequence[dict[str, Any]]) -> Iterator[Moment]:

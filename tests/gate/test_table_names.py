@@ -181,7 +181,7 @@ async def test_every_way_to_claim_is_read_by_the_server(
     marked = bool(composed.marks)
     rows = gate.key.lists([gate.key.value(a_row(gate, 1))])
     params: dict[str, Any] = {**dict.fromkeys(("fence", "count", "limit", "equal_order", "equal_user"), 1), **rows}
-    params |= {"table": name, "claimed_by": "x", "lease": DAY} | {
+    params |= {"refusing": [], "table": name, "claimed_by": "x", "lease": DAY} | {
         f"mark_{n}": "infinity" if column == "not_before" else "1" for n, column in enumerate(composed.marks)
     }
     for statement in (

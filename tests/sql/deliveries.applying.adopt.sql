@@ -1,5 +1,5 @@
 WITH "bare claims" AS MATERIALIZED (
-    SELECT "id" FROM "deliveries" WHERE status = 'applying' AND lease_until IS NULL
+    SELECT "id" FROM "deliveries" WHERE status = 'applying' AND lease_until IS NULL AND "id"::text <> ALL(%(refusing)s)
     ORDER BY "id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE "deliveries" AS t SET claimed_from = 'received', lease_until = statement_timestamp() + %(lease)s,

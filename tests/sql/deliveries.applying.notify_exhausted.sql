@@ -1,6 +1,6 @@
 WITH "moved rows" AS (
 WITH "spent rows" AS MATERIALIZED (
-    SELECT "id" FROM "deliveries" WHERE status = 'received' AND attempt_count >= max_attempts
+    SELECT "id" FROM "deliveries" WHERE status = 'received' AND attempt_count >= max_attempts AND "id"::text <> ALL(%(refusing)s)
     ORDER BY "id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE "deliveries" AS t SET status = 'dead', claimed_from = 'received',

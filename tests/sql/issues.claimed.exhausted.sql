@@ -1,5 +1,5 @@
 WITH "spent rows" AS MATERIALIZED (
-    SELECT "id" FROM "issues" WHERE status = 'open' AND attempt_count >= max_attempts
+    SELECT "id" FROM "issues" WHERE status = 'open' AND attempt_count >= max_attempts AND "id"::text <> ALL(%(refusing)s)
     ORDER BY "id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE "issues" AS t SET status = 'escalated', claimed_from = 'open',

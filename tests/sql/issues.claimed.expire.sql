@@ -1,5 +1,5 @@
 WITH "late claims" AS MATERIALIZED (
-    SELECT "id", claim_seq FROM "issues" WHERE status = 'claimed' AND lease_until < now()
+    SELECT "id", claim_seq FROM "issues" WHERE status = 'claimed' AND lease_until < now() AND "id"::text <> ALL(%(refusing)s)
     ORDER BY "id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 ), "freed rows" AS (
     UPDATE "issues" AS t SET

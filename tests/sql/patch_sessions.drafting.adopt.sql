@@ -1,5 +1,5 @@
 WITH "bare claims" AS MATERIALIZED (
-    SELECT "sc_id" FROM "patch_sessions" WHERE status = 'drafting' AND lease_until IS NULL
+    SELECT "sc_id" FROM "patch_sessions" WHERE status = 'drafting' AND lease_until IS NULL AND "sc_id"::text <> ALL(%(refusing)s)
     ORDER BY "sc_id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE "patch_sessions" AS t SET claimed_from = 'clarified', lease_until = statement_timestamp() + %(lease)s,

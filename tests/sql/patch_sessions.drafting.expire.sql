@@ -1,5 +1,5 @@
 WITH "late claims" AS MATERIALIZED (
-    SELECT "sc_id", claim_seq FROM "patch_sessions" WHERE status = 'drafting' AND lease_until < now()
+    SELECT "sc_id", claim_seq FROM "patch_sessions" WHERE status = 'drafting' AND lease_until < now() AND "sc_id"::text <> ALL(%(refusing)s)
     ORDER BY "sc_id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 ), "freed rows" AS (
     UPDATE "patch_sessions" AS t SET

@@ -1,6 +1,6 @@
 WITH "moved rows" AS (
 WITH "spent rows" AS MATERIALIZED (
-    SELECT "sc_id" FROM "patch_sessions" WHERE status = 'merged' AND attempt_count >= max_attempts
+    SELECT "sc_id" FROM "patch_sessions" WHERE status = 'merged' AND attempt_count >= max_attempts AND "sc_id"::text <> ALL(%(refusing)s)
     ORDER BY "sc_id" LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED
 )
 UPDATE "patch_sessions" AS t SET status = 'escalated', claimed_from = 'merged',

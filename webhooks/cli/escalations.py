@@ -168,6 +168,9 @@ def _print(packet: Escalated) -> None:
     since = f", since {time_of(packet.since)}" if packet.since is not None else ""
     where = packet.phase or "no phase"
     click.echo(printable(f"{packet.row}  {where}, {packet.attempt_count} of {packet.max_attempts} attempts{since}"))
+    if packet.cannot:
+        click.echo(_indented(f"cannot {packet.cannot}: {packet.refusal}"))
+        click.echo(_indented("mend what refuses it, or the row; it is tried again within two minutes"))
     if packet.last_error:
         click.echo(_indented(f"last error: {packet.last_error}"))
     for attempt in packet.attempts:

@@ -134,6 +134,9 @@ class Escalated(Answer):
     last_error: str | None
     attempts: list[RowAttempt]
     effects: list[Effect]
+    cannot: str | None
+    refusal: str | None
+    constraint: str | None
 
 
 class Escalations(Answer):

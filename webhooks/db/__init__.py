@@ -53,6 +53,7 @@ def named(text: LiteralString, **parts: Composable) -> Composed:
         decisions=table("decisions"),
         deliveries=table("deliveries"),
         notifications=table("notifications"),
+        stuck=table("stuck"),
         claim_seq=Literal(regclass("claim_seq")),
         **parts,
     )

@@ -15,6 +15,7 @@ from webhooks import taking
 from webhooks.claim import Claim, Row, wake_parked
 from webhooks.db import Ready, Transaction, draw
 from webhooks.errors import ConfigurationError
+from webhooks.gate.sweep import sweep
 from webhooks.owned import Owned
 from webhooks.phase import (
     GATE_COLUMNS,
@@ -373,7 +374,7 @@ class Gate(Generic[Row]):
 
     async def sweep(self, pool: Pool, phase: str) -> int:
         """Free rows whose lease is over, give a lease to by-hand claims, escalate exhausted rows; return how many."""
-        return await taking.sweep(pool, self.owned(phase, pool))
+        return await sweep(pool, self.owned(phase, pool))
 
 
 def _settings() -> Settings:

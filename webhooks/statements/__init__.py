@@ -6,8 +6,11 @@ with `statement_timestamp()` and compared with `now()`: a transaction that waite
 lease that is over already. No UPDATE contains a volatile function.
 """
 
-from webhooks.statements.claiming import GIVEN_BACK, Claiming, Which, mark_name
-from webhooks.statements.ending import NOTIFICATION_ATTEMPTS, Ending
+from dataclasses import dataclass
+
+from webhooks.phase import Phase
+from webhooks.statements.claiming import GIVEN_BACK, Claiming, Which, bare, mark_name
+from webhooks.statements.ending import NOTIFICATION_ATTEMPTS, Ending, late, spent
 from webhooks.statements.moving import Moving
 from webhooks.statements.records import (
     CLOSE_ATTEMPT,
@@ -27,11 +30,35 @@ __all__ = [
     "RECORD_DECISION",
     "WAKE_PARKED",
     "Statements",
+    "Sweep",
     "Which",
     "column_params",
     "mark_name",
 ]
 
 
+@dataclass(frozen=True, slots=True)
+class Sweep:
+    """One thing that a sweep does to rows whose claim or whose attempts are over.
+
+    Args:
+        batch: does it to a hundred of them.
+        alone: does it to one, by its key.
+        listed: reads which ones the batch would take.
+    """
+
+    batch: bytes
+    alone: bytes
+    listed: bytes
+
+
 class Statements(Claiming, Ending, Moving):
     """The statements of one gate over one table: how its rows are claimed, how claims end, and what others may do."""
+
+    def sweeps(self, phase: Phase, notify: bool) -> tuple[Sweep, ...]:
+        """Free rows whose lease is over, give a lease to by-hand claims, escalate exhausted rows."""
+        return (
+            Sweep(self.expire(phase, notify), self.expire(phase, notify, alone=True), self.listed(late(phase))),
+            Sweep(self.adopt(phase), self.adopt(phase, alone=True), self.listed(bare(phase))),
+            Sweep(self.exhausted(phase, notify), self.exhausted(phase, notify, alone=True), self.listed(spent(phase))),
+        )

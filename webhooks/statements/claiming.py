@@ -40,6 +40,11 @@ def mark_name(place: int) -> str:
     return f"webhooks mark {place}"
 
 
+def bare(phase: Phase) -> Composable:
+    """Rows that were claimed by hand."""
+    return SQL("status = {} AND lease_until IS NULL").format(Literal(phase.claimed))
+
+
 class Claiming(Gated):
     """Claims of known rows and of the next ones, their leases, and claims that are undone."""
 
@@ -208,19 +213,18 @@ class Claiming(Gated):
             reason=Literal(GIVEN_BACK),
         )
 
-    def adopt(self, phase: Phase) -> bytes:
+    def adopt(self, phase: Phase, *, alone: bool = False) -> bytes:
         """Give a row that was claimed by hand (the bare UPDATE, no lease) a lease and a way back."""
         return compose(
             'WITH "bare claims" AS MATERIALIZED (\n'
-            "    SELECT {key_list} FROM {table} WHERE status = {claimed} AND lease_until IS NULL\n"
-            "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED\n"
+            "    {picked}\n"
             ")\n"
             "UPDATE {table} AS t SET claimed_from = {ready}, lease_until = statement_timestamp() + %(lease)s,\n"
             "    claimed_at = statement_timestamp(), claimed_by = coalesce(t.claimed_by, 'somebody by hand'),\n"
             "    claim_seq = NULL\n"
             'FROM "bare claims" WHERE {same_key} AND t.status = {claimed} AND t.lease_until IS NULL\n'
             "RETURNING {key_of_t}, t.status",
-            key_list=self.key_list,
+            picked=self.picked(bare(phase), alone=alone),
             table=self.table,
             claimed=Literal(phase.claimed),
             ready=Literal(phase.ready),

@@ -19,6 +19,16 @@ EACH_VISIT: LiteralString = "%(visit)s + array_position(%(claim_seqs)s::bigint[]
 BACKOFF = SQL("least(%(longest)s, %(first)s * power(2, least(t.attempt_count - 1, 20))) * %(factor)s")
 
 
+def late(phase: Phase) -> Composable:
+    """Rows whose lease is over."""
+    return SQL("status = {} AND lease_until < now()").format(Literal(phase.claimed))
+
+
+def spent(phase: Phase) -> Composable:
+    """Ready rows without an attempt left."""
+    return SQL("status = {} AND attempt_count >= max_attempts").format(Literal(phase.ready))
+
+
 class Ending(Gated):
     """Ends of claims. What escalates a row may tell of it in the same statement."""
 
@@ -61,12 +71,11 @@ class Ending(Gated):
         )
         return self._closing(moving, *([self._notified(phase, "moved rows")] if notify else []))
 
-    def expire(self, phase: Phase, notify: bool = False) -> bytes:
+    def expire(self, phase: Phase, notify: bool = False, *, alone: bool = False) -> bytes:
         """Free rows whose lease is over: back with a wait, or escalated. Their attempts are recorded as expired."""
         return compose(
             'WITH "late claims" AS MATERIALIZED (\n'
-            "    SELECT {key_list}, claim_seq FROM {table} WHERE status = {claimed} AND lease_until < now()\n"
-            "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED\n"
+            "    {picked}\n"
             '), "freed rows" AS (\n'
             "    UPDATE {table} AS t SET\n"
             "        status = CASE WHEN t.attempt_count >= t.max_attempts THEN {escalated} ELSE {ready} END,\n"
@@ -83,6 +92,7 @@ class Ending(Gated):
             '    FROM "freed rows" AS f WHERE a.claim_seq = f.claim_seq AND a.ended_at IS NULL\n'
             "){notified}\n"
             'SELECT {key_list}, status FROM "freed rows"',
+            picked=self.picked(late(phase), alone=alone, more=", claim_seq"),
             key_list=self.key_list,
             table=self.table,
             claimed=Literal(phase.claimed),
@@ -94,19 +104,18 @@ class Ending(Gated):
             notified=SQL(", {}").format(self._notified(phase, "freed rows")) if notify else SQL(""),
         )
 
-    def exhausted(self, phase: Phase, notify: bool = False) -> bytes:
+    def exhausted(self, phase: Phase, notify: bool = False, *, alone: bool = False) -> bytes:
         """Escalate ready rows without an attempt left (`max_attempts` was lowered)."""
         more = SQL(", t.attempt_count, t.last_error") if notify else SQL("")
         escalation = named(
             'WITH "spent rows" AS MATERIALIZED (\n'
-            "    SELECT {key_list} FROM {table} WHERE status = {ready} AND attempt_count >= max_attempts\n"
-            "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED\n"
+            "    {picked}\n"
             ")\n"
             "UPDATE {table} AS t SET status = {escalated}, claimed_from = {ready},\n"
             "    last_error = coalesce(t.last_error, 'no attempt is left')\n"
             'FROM "spent rows" WHERE {same_key} AND t.status = {ready} AND t.attempt_count >= t.max_attempts\n'
             "RETURNING {key_of_t}, t.status{more}",
-            key_list=self.key_list,
+            picked=self.picked(spent(phase), alone=alone),
             table=self.table,
             ready=Literal(phase.ready),
             escalated=self.escalated,

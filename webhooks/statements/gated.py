@@ -7,7 +7,7 @@ from typing import LiteralString
 
 from psycopg.sql import SQL, Composable, Identifier, Literal, Placeholder
 
-from webhooks.db import table
+from webhooks.db import compose, table
 from webhooks.phase import Key, Order, Phase
 
 CLEARED = SQL("claimed_by = NULL, claimed_at = NULL, lease_until = NULL")
@@ -49,6 +49,7 @@ class Gated:
         self.key_list = SQL(", ").join(map(Identifier, key.columns))
         self.key_of_t = SQL(", ").join(Identifier("t", column) for column in key.columns)
         self.key_text = SQL(" || '/' || ").join(SQL("{}::text").format(Identifier(column)) for column in key.columns)
+        self.not_refusing = SQL("{} <> ALL(%(refusing)s)").format(self.key_text)
         self.key_of_t_text = SQL(" || '/' || ").join(
             SQL("{}::text").format(Identifier("t", column)) for column in key.columns
         )
@@ -67,6 +68,32 @@ class Gated:
         return SQL(" AND ").join(
             SQL("{} = ANY({})").format(Identifier(column), Placeholder(param))
             for column, param in zip(self.key.columns, self.key.names(), strict=True)
+        )
+
+    def picked(self, due: Composable, *, alone: bool, more: LiteralString = "") -> Composable:
+        """The rows that a sweep takes on: the first hundred in the order of their keys, or one alone.
+
+        Those whose keys are in `refusing` are left out.
+        """
+        return SQL(
+            "SELECT {key_list}{more} FROM {table} WHERE {due} AND {which}\n"
+            "    ORDER BY {key_list} LIMIT 100 FOR NO KEY UPDATE SKIP LOCKED"
+        ).format(
+            key_list=self.key_list,
+            more=SQL(more),
+            table=self.table,
+            due=due,
+            which=self.is_key if alone else self.not_refusing,
+        )
+
+    def listed(self, due: Composable) -> bytes:
+        """Read the keys of those rows, without a lock."""
+        return compose(
+            "SELECT {key_list} FROM {table} WHERE {due} AND {which} ORDER BY {key_list} LIMIT 100",
+            key_list=self.key_list,
+            table=self.table,
+            due=due,
+            which=self.not_refusing,
         )
 
     def fence(self, phase: Phase) -> Composable:

@@ -142,11 +142,14 @@ class Worker:
         every_s = min(self._pool.settings.sweep_s, shortest / 4)
         while True:
             for gate, phase in self._swept:
+                name = f"{gate.table}.{phase.claimed}.sweep"
                 try:
                     moved = await gate.sweep(self._pool, phase.claimed)
                 except Exception as error:  # whatever it is, the next phase is swept, and this one later
                     log.warning("cannot sweep, trying again", table=gate.table, error=message_of(error))
+                    self._pool.health.report(name, f"cannot be swept: {message_of(error)}")
                     continue
+                self._pool.health.report(name, None)
                 observe.SWEPT.labels(gate.table, phase.claimed).inc(moved)
             await asyncio.sleep(every_s)
 
