@@ -95,7 +95,7 @@ async def serve(variant: str, url: str, ready: Pipe) -> None:
             accepter = NoDatabase() if variant == "no database" else OneInsertEach(pool)
         app = Receiver(consumer.sources, {"github": [SECRET]}, accepter, max_body_bytes=1 << 20)
         listener = socket.create_server(("127.0.0.1", 0))
-        async with serving(app, listener, variant):
+        async with serving(app, [listener], variant):
             ready.send(listener.getsockname()[1])
             await asyncio.to_thread(ready.recv)
         if isinstance(accepter, Accepter):

@@ -199,7 +199,7 @@ async def serve(url: str, ready: Pipe) -> None:
         secrets = {name: [SECRET] for name in consumer().sources}
         app = Receiver(consumer().sources, secrets, accepter, max_body_bytes=1 << 20)
         listener = socket.create_server(("127.0.0.1", 0))
-        async with serving(app, listener, "bench"):
+        async with serving(app, [listener], "bench"):
             ready.send(listener.getsockname()[1])
             await asyncio.to_thread(ready.recv)
         await accepter.stop()

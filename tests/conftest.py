@@ -25,6 +25,7 @@ import structlog  # noqa: E402
 from psycopg.sql import SQL, Identifier  # noqa: E402
 
 from webhooks.embedded import EmbeddedServer  # noqa: E402
+from webhooks.errors import WebhooksError  # noqa: E402
 from webhooks.migrate import migrate  # noqa: E402
 from webhooks.pool import Pool  # noqa: E402
 from webhooks.settings import Settings  # noqa: E402
@@ -61,7 +62,12 @@ def server_url() -> Iterator[str]:
     with tempfile.TemporaryDirectory(prefix="webhooks-tests-", dir=in_memory()) as home:
         server = EmbeddedServer(Path(home), FAST)
         try:
-            yield server.start()
+            try:
+                url = server.start()
+            except WebhooksError as error:
+                # Once, and not by every test: each of them needs it.
+                pytest.exit(f"no PostgreSQL for the tests: {error}", returncode=4)
+            yield url
         finally:
             server.close()
 

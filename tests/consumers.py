@@ -34,7 +34,7 @@ from webhooks.db import Ready
 from webhooks.delivery import Delivery
 from webhooks.inbox import insert
 from webhooks.receiver import Receiver
-from webhooks.serve.http import Limits
+from webhooks.serve.http import Connections, Limits
 from webhooks.serve.servers import listen, serving
 from webhooks.settings import Settings
 from webhooks.worker import Worker
@@ -183,7 +183,7 @@ async def stack(
 async def served(app: ASGIApp, limits: Limits | None = None) -> AsyncIterator[int]:
     """Serve an application on a socket of this machine, and yield the port."""
     sock = listen("127.0.0.1", 0, "--port")
-    async with serving(app, sock, "test", limits):
+    async with serving(app, [sock], "test", Connections(limits or Limits())):
         yield sock.getsockname()[1]
 
 

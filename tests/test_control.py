@@ -73,6 +73,11 @@ def lines(*extra: tuple[str, str], host: str = "localhost:3100") -> Lines:
         (lines(("forwarded", "for=192.0.2.7")), "127.0.0.1", None, 403),
         (lines(("x-real-ip", "127.0.0.1")), "127.0.0.1", None, 403),
         (lines(("via", "1.1 proxy")), "127.0.0.1", None, 403),
+        (lines(("cf-connecting-ip", "192.0.2.7")), "127.0.0.1", None, 403),
+        (lines(("true-client-ip", "192.0.2.7")), "127.0.0.1", None, 403),
+        (lines(("cdn-loop", "cloudflare")), "127.0.0.1", None, 403),
+        (lines(("x-amzn-trace-id", "Root=1-67891233-abcdef012345678912345678")), "127.0.0.1", None, 403),
+        (lines(("fly-client-ip", "192.0.2.7")), "127.0.0.1", None, 403),
         # a name that a page elsewhere has pointed at this machine
         (lines(host="evil.example:3100"), "127.0.0.1", None, 421),
         (lines(host="localhost.evil.example"), "127.0.0.1", None, 421),
@@ -89,6 +94,8 @@ def lines(*extra: tuple[str, str], host: str = "localhost:3100") -> Lines:
         # with a token, it alone decides
         (lines(), "127.0.0.1", "right", 401),
         (lines(("authorization", "Bearer right")), "127.0.0.1", "right", None),
+        (lines(("authorization", "Bearer right"), host="10.0.0.7:3100"), "192.0.2.7", "right", None),
+        (lines(("authorization", "Bearer wrong"), host="10.0.0.7:3100"), "192.0.2.7", "right", 421),
         (lines(("authorization", "Bearer right")), "192.0.2.7", "right", None),
         (lines(("authorization", "bearer right")), "192.0.2.7", "right", None),
         (lines(("authorization", "Bearer right"), ("x-forwarded-for", "x")), "192.0.2.7", "right", None),

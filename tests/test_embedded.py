@@ -18,6 +18,7 @@ from pathlib import Path
 import psutil
 import psycopg
 import pytest
+from structlog.testing import capture_logs
 
 from webhooks.embedded import EmbeddedServer, embedded
 from webhooks.errors import ConfigurationError, Unavailable
@@ -292,6 +293,55 @@ async def test_a_frozen_server_is_waited_for_and_never_started_twice(home: Path)
 
         await server.ensure_running()
         assert postmaster_of(home) == postmaster.pid
+
+
+async def test_a_server_that_recovers_is_waited_for_and_its_return_is_told(
+    home: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("webhooks.embedded.ANSWER_S", 0.1)
+    with using(home) as server:
+        recorded = server.home / "postgres" / "postmaster.pid"
+        ready = recorded.read_text()
+        postmaster = psutil.Process(postmaster_of(home))
+        postmaster.suspend()
+        try:
+            # What the file says while a log is being replayed.
+            recorded.write_text("\n".join([*ready.splitlines()[:7], "starting", ""]))
+            waiting = asyncio.create_task(server.ensure_running())
+            assert not (await asyncio.wait({waiting}, timeout=5))[0]
+        finally:
+            recorded.write_text(ready)
+            postmaster.resume()
+        with capture_logs() as told:
+            await waiting
+        assert [line["event"] for line in told] == ["the embedded PostgreSQL was gone and runs again"]
+
+        postmaster.suspend()
+        with pytest.raises(Unavailable, match="does not answer"):
+            await server.ensure_running()
+        postmaster.resume()
+        # It came back by itself, between two looks: that is told as well, and once.
+        with capture_logs() as told:
+            await server.ensure_running()
+            await server.ensure_running()
+        assert [line["event"] for line in told] == ["the embedded PostgreSQL was gone and runs again"]
+
+
+def test_useradd_is_found_where_the_path_has_no_directory_for_root(home: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    if os.geteuid() != 0:
+        pytest.skip("only root needs another user")
+    monkeypatch.setenv("PATH", "/usr/bin:/bin")
+    found: list[str | None] = []
+
+    def looked(*args: object, **kwargs: object) -> object:
+        found.append(shutil.which("useradd"))
+        raise RuntimeError("seen")
+
+    monkeypatch.setattr("webhooks.postmaster.get_server", looked)
+    with pytest.raises(ConfigurationError, match="cannot be set up: seen"):
+        EmbeddedServer(home).start()
+    assert found[0] is not None
+    assert os.environ["PATH"] == "/usr/bin:/bin"
 
 
 @pytest.mark.parametrize("name", ["l" * 120, 'it\'s $HOME, "quoted" `true` & more', "blåbær"])

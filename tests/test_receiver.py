@@ -18,6 +18,7 @@ from consumers import SECRET, Request, Stack, digest, from_github, from_shortcut
 from gates import until
 from hypothesis import HealthCheck, given, settings
 from hypothesis import strategies as st
+from structlog.testing import capture_logs
 
 from webhooks import Consumer, GitHub, Pool, Shortcut, StandardWebhooks, receiver
 from webhooks.accept import Accepter
@@ -221,7 +222,6 @@ async def test_what_is_not_there_is_answered_404_and_what_is_no_post_405(here: S
     for method, path, status, error in [
         ("POST", "/webhooks/nobody", 404, "unknown_source"),
         ("POST", "/webhooks/", 404, "unknown_source"),
-        ("POST", "/webhooks/shortcut/", 404, "unknown_source"),
         ("POST", "/webhooks", 404, "not_found"),
         ("POST", "/", 404, "not_found"),
         ("GET", "/healthz/", 404, "not_found"),
@@ -232,6 +232,36 @@ async def test_what_is_not_there_is_answered_404_and_what_is_no_post_405(here: S
         answer = await here.client.request(method, path)
         assert (answer.status_code, answer.json()) == (status, {"error": error})
         assert ("allow" in answer.headers) == (status == 405)
+
+
+async def test_a_path_may_end_in_a_slash(here: Stack) -> None:
+    request = from_shortcut(stories(1))
+    answer = await here.send(Request(f"{request.path}/", request.headers, request.body))
+    assert answer.status_code == 202
+
+
+@pytest.mark.parametrize(
+    ("path", "right"),
+    [
+        ("//webhooks/shortcut", "/webhooks/shortcut"),
+        ("/proxied/webhooks/github", "/webhooks/github"),
+        ("/webhooks/GitHub", "/webhooks/github"),
+        ("/Webhooks/Shortcut/", "/webhooks/shortcut"),
+        ("/shortcut", "/webhooks/shortcut"),
+        ("/webhooks/gihtub", "/webhooks/github"),
+        ("/webhooks/standard-webhooks", "/webhooks/standard_webhooks"),
+        ("/favicon.ico", None),
+        ("/webhooks/", None),
+    ],
+)
+async def test_a_wrong_path_is_counted_and_told_with_what_was_meant(here: Stack, path: str, right: str | None) -> None:
+    before = REGISTRY.get_sample_value("webhooks_wrong_paths_total") or 0
+    with capture_logs() as told:
+        for _ in range(3):
+            assert await asked(here, {"path": path, "method": "POST", "headers": []}, [b"{}"]) == 404
+    assert REGISTRY.get_sample_value("webhooks_wrong_paths_total") == before + 3
+    [line] = [line for line in told if "path" in line]
+    assert (line["path"], line["meant"]) == (path, right)
 
 
 async def test_healthz_answers_while_the_receiver_lives(here: Stack) -> None:

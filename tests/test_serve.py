@@ -497,3 +497,64 @@ def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_process(datab
         process.signal(signal.SIGTERM)
         assert process.ends(60) == 1
         assert "patch_sessions:7 clarifying" in process.log
+
+
+# ---- where it listens, and how it leaves
+
+
+def test_it_listens_on_several_addresses_and_a_path_and_says_which(database_url: str, tmp_path: Path) -> None:
+    path = Path(tempfile.mkdtemp(prefix="uds-")) / "receiver.sock"
+    path.touch()
+    given = {"DATABASE_URL": database_url, **SECRETS}
+    with started(tmp_path, "serve", "--uds", str(path), "--control-port", "0", **given) as refused:
+        assert refused.ends() != 0
+        assert f"cannot listen on {path}" in refused.log or f"{path} is taken" in refused.log
+    path.unlink()
+    # What a process that was killed leaves behind is no reason not to start.
+    with socket.socket(socket.AF_UNIX) as left:
+        left.bind(str(path))
+    where = ("--host", "127.0.0.1", "--host", "127.0.0.2", "--uds", str(path))
+    with serving(tmp_path, database_url, *where) as process:
+        shown = re.findall(r"^receiver  (\S+)$", process.output, re.MULTILINE)
+        port = urlsplit(shown[0]).port
+        assert shown == [f"http://127.0.0.1:{port}", f"http://127.0.0.2:{port}", f"unix:{path}"]
+        for url in shown[:2]:
+            assert httpx.get(f"{url}/healthz").status_code == 200
+        with httpx.Client(transport=httpx.HTTPTransport(uds=str(path))) as client:
+            assert client.get("http://test/healthz").status_code == 200
+            assert client.post("http://test/webhooks/github", content=b"{}").status_code == 401
+        process.signal()
+        assert process.ends() == 0
+    assert not path.exists()
+
+
+@pytest.mark.skipif(not socket.has_dualstack_ipv6(), reason="this machine has no IPv6")
+def test_the_address_of_both_families_takes_both_and_is_shown_as_what_it_is(database_url: str, tmp_path: Path) -> None:
+    with serving(tmp_path, database_url, "--host", "::") as process:
+        [shown] = re.findall(r"^receiver  (\S+)$", process.output, re.MULTILINE)
+        port = urlsplit(shown).port
+        assert shown == f"http://[::]:{port}"
+        for address in ("127.0.0.1", "[::1]"):
+            assert httpx.get(f"http://{address}:{port}/healthz").status_code == 200
+    with serving(tmp_path, database_url, "--host", "0.0.0.0") as process:  # noqa: S104 - on purpose
+        assert re.search(r"^receiver  http://0\.0\.0\.0:\d+$", process.output, re.MULTILINE)
+
+
+def test_a_process_that_was_asked_to_stop_takes_deliveries_until_a_balancer_has_noticed(
+    database_url: str, tmp_path: Path
+) -> None:
+    with serving(tmp_path, database_url, WEBHOOKS_SHUTDOWN_DELAY_S="60") as process, httpx.Client() as client:
+        url = f"{process.receiver}/webhooks/github"
+        assert client.post(url, content=b"{}").headers.get("connection") != "close"
+        process.signal()
+        process.says("not ready any more")
+        answer = client.post(url, content=b"{}")
+        assert (answer.status_code, answer.headers["connection"]) == (401, "close")
+        ready = httpx.get(f"{process.control}/readyz")
+        assert ready.status_code == 503
+        assert "stopping" in ready.json()["checks"]
+        assert process.alive
+        process.signal()  # a second one skips the delay
+        assert process.ends() == 0
+        with pytest.raises(httpx.ConnectError):
+            httpx.post(url, content=b"{}")

@@ -53,6 +53,7 @@ class EmbeddedServer:
         self._settings = settings
         self._server: Postmaster | None = None
         self._users: int | None = None
+        self._gone = False
 
     def start(self) -> str:
         """Make the data directory where there is none, start the server where none is alive, and return its URL.
@@ -120,14 +121,19 @@ class EmbeddedServer:
 
     def _restart(self) -> None:
         server = self._server
-        if server is None or server.is_alive():
+        if server is None:
             return
-        with self._locked():
-            if self._users is None:
-                return  # closed meanwhile: a server started now would have nobody to stop it
-            if not server.is_initialised:
-                raise ConfigurationError(f"{server.data} was removed while it was in use")
-            server.ensure_running(ANSWER_S)
+        if not server.is_alive():
+            self._gone = True
+            with self._locked():
+                if self._users is None:
+                    return  # closed meanwhile: a server started now would have nobody to stop it
+                if not server.is_initialised:
+                    raise ConfigurationError(f"{server.data} was removed while it was in use")
+                server.ensure_running(ANSWER_S)
+        elif not self._gone:
+            return
+        self._gone = False
         log.warning("the embedded PostgreSQL was gone and runs again", url=self.url)
 
     def _report(self, opened: Sequence[Path]) -> None:

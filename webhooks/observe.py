@@ -48,6 +48,10 @@ LEASE_LOSSES = Counter(
 )
 SWEPT = Counter("webhooks_swept", "Rows freed or escalated by the sweep.", ("table", "phase"), registry=REGISTRY)
 
+WRONG_PATHS = Counter(
+    "webhooks_wrong_paths", "Requests to the receiver for a path that is no source's.", registry=REGISTRY
+)
+
 BACKLOG = Gauge("webhooks_backlog", "Rows waiting, by phase.", ("table", "phase"), registry=REGISTRY)
 PARKED = Gauge(
     "webhooks_parked", "Deliveries that wait for their row to move on.", ("table", "phase"), registry=REGISTRY
@@ -76,10 +80,12 @@ class Health:
 
     Attributes:
         degraded: the reason by the name of what is at fault, such as `orders.packing`.
+        leaving: whether the process was asked to stop, and waits for others to notice.
     """
 
     def __init__(self) -> None:
         self.degraded: dict[str, str] = {}
+        self.leaving = False
 
     def report(self, name: str, reason: str | None) -> None:
         """Note what is at fault, or that it is well again.

@@ -19,8 +19,8 @@ import stat
 import subprocess
 import time
 import warnings
-from collections.abc import Mapping
-from contextlib import suppress
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager, suppress
 from functools import cached_property
 from pathlib import Path
 from typing import Any
@@ -76,7 +76,8 @@ class Postmaster:
         self.opened: list[Path] = []
         self._settings = {**SETTINGS, **(settings or {})}
         try:
-            wheel = get_server(self.data, cleanup_mode=None, start=False)
+            with _programs_of_root():
+                wheel = get_server(self.data, cleanup_mode=None, start=False)
         except (RuntimeError, ValueError, OSError, subprocess.CalledProcessError) as error:
             raise ConfigurationError(f"the embedded PostgreSQL cannot be set up: {error}") from error
         self._programs = wheel.bin_path.resolve()
@@ -104,8 +105,11 @@ class Postmaster:
     def ensure_running(self, patience_s: float) -> None:
         """Return once a connection succeeds, after starting the server where none is alive.
 
+        A server that recovers says so, and is waited for as long as it takes: a log is replayed as fast as the machine
+        can, and whoever gives up early only finds it recovering again.
+
         Args:
-            patience_s: how long a living server may take to answer.
+            patience_s: how long a server that has started may take to answer.
 
         Raises:
             Unavailable: it does not start, or lives and does not answer.
@@ -121,7 +125,9 @@ class Postmaster:
                 # Left behind by a killed postmaster. SIGQUIT is how it ends them itself: at once, recovery follows.
                 with suppress(psutil.NoSuchProcess):
                     orphan.send_signal(signal.SIGQUIT)
-            if time.monotonic() > deadline:
+            if postmaster is not None and self._is_starting():
+                deadline = time.monotonic() + patience_s
+            elif time.monotonic() > deadline:
                 raise Unavailable(f"the embedded PostgreSQL does not answer; its log is {self.log}")
             time.sleep(0.05)
 
@@ -211,6 +217,14 @@ class Postmaster:
         postmaster = next((process for process in living if process.pid == pid), None)
         return postmaster, [process for process in living if process is not postmaster]
 
+    def _is_starting(self) -> bool:
+        """Whether the server says that it starts, or recovers: on the eighth line of its file, as pg_ctl reads it."""
+        try:
+            lines = (self.data / "postmaster.pid").read_text().splitlines()
+        except (OSError, ValueError):
+            return False
+        return len(lines) < 8 or lines[7].strip() == "starting"
+
     def _recorded_pid(self) -> int | None:
         try:
             return int((self.data / "postmaster.pid").read_text().split("\n", 1)[0])
@@ -258,6 +272,17 @@ class Postmaster:
                 path.chmod(wanted)
                 if path.is_dir():
                     self.opened.append(path)
+
+
+@contextmanager
+def _programs_of_root() -> Generator[None]:
+    """Find `useradd`, by which the wheel makes its user, though the PATH has no directory of root's programs."""
+    before = os.environ.get("PATH", os.defpath)
+    os.environ["PATH"] = os.pathsep.join((before, "/usr/local/sbin", "/usr/sbin", "/sbin"))
+    try:
+        yield
+    finally:
+        os.environ["PATH"] = before
 
 
 def _last_line(text: str) -> str:

@@ -9,9 +9,11 @@ from __future__ import annotations
 
 import asyncio
 import json
+import math
 import time
-from collections.abc import Callable, Mapping, Sequence
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
+from difflib import get_close_matches
 from secrets import token_bytes
 from typing import Any
 
@@ -34,6 +36,8 @@ from webhooks.tunnel.probe import is_probe
 log = structlog.get_logger(__name__)
 
 PREFIX = "/webhooks/"
+HEALTH = "/healthz"
+WRONG_TOLD_EVERY_S = 60.0
 RETRY_AFTER_S = 5
 BODY_WITHIN_S = 60  # GitHub itself waits ten seconds for the answer
 LINGER_S = 2.0
@@ -79,15 +83,16 @@ class Receiver:
         self._room = _Room(unverified_bytes)
         self._now = now
         self._probe_key = token_bytes(32)
-        other = Starlette(
-            routes=[Route("/healthz", _healthz)], exception_handlers={404: _not_found, 405: _wrong_method}
-        )
+        self._wrong_told_at = -math.inf
+        other = Starlette(routes=[Route(HEALTH, _healthz)], exception_handlers={404: _not_found, 405: _wrong_method})
         # A redirect would be made of the request's own Host.
         other.router.redirect_slashes = False
         self._other: ASGIApp = other
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] != "http" or not scope["path"].startswith(PREFIX):
+            if scope["type"] == "http" and scope["path"] != HEALTH:
+                self._wrong(scope["path"])
             await self._other(scope, receive, send)
             return
         body = _Body(receive, self._room)
@@ -110,9 +115,11 @@ class Receiver:
             body.free()
 
     async def _take(self, scope: Scope, sent: _Body) -> _Outcome:
-        name = scope["path"][len(PREFIX) :]
+        # With a slash at its end, as some proxies and forms write it.
+        name = scope["path"][len(PREFIX) :].removesuffix("/")
         source = self._sources.get(name)
         if source is None:
+            self._wrong(scope["path"])
             return 404, {"error": "unknown_source"}, None
         if scope["method"] != "POST":
             return 405, {"error": "use POST"}, None
@@ -154,6 +161,15 @@ class Receiver:
         status = 202 if accepted.status == "accepted" else 200
         return status, {"delivery": accepted.delivery, "status": accepted.status}, None
 
+    def _wrong(self, path: str) -> None:
+        """Count a request for a path that is nobody's, and say once a minute which one and what was meant."""
+        observe.WRONG_PATHS.inc()
+        now = time.monotonic()
+        if now < self._wrong_told_at + WRONG_TOLD_EVERY_S:
+            return
+        self._wrong_told_at = now
+        log.warning("asked for a path that is no source's", path=path[:200], meant=meant(path, self._sources))
+
     def _counted(
         self, source: str, outcome: str, status: int, answer: dict[str, object], refused: Refusal | None = None
     ) -> _Outcome:
@@ -167,6 +183,25 @@ class Receiver:
             pass  # its sender was answered: nothing is owed any more
         except Exception as error:  # a rejection that cannot be kept is no reason to close a connection
             log.error("a refused request could not be kept", source=refused.source, exc_info=error)
+
+
+def meant(path: str, sources: Collection[str]) -> str | None:
+    """Guess which source's path was meant: behind a prefix, with slashes too many, in another letter case.
+
+    Args:
+        path: what was asked for.
+        sources: their names.
+
+    Returns:
+        The right path; None where nothing is like it.
+    """
+    parts = [part for part in path.casefold().split("/") if part not in ("", "webhooks")]
+    by_name = {name.casefold(): name for name in sources}
+    named = [by_name[part] for part in parts if part in by_name]
+    if not named and parts:
+        near = get_close_matches(parts[-1], by_name, n=1)
+        named = [by_name[name] for name in near]
+    return f"{PREFIX}{named[-1]}" if named else None
 
 
 class _Room:

@@ -128,6 +128,14 @@ class Settings(BaseSettings):
         validation_alias="WEBHOOKS_KEEP_ALIVE_S",
         description="Seconds a connection to the receiver may rest between two requests; longer than the proxy's own.",
     )
+    shutdown_delay_s: float = Field(
+        default=0,
+        validation_alias="WEBHOOKS_SHUTDOWN_DELAY_S",
+        ge=0,
+        le=600,
+        allow_inf_nan=False,
+        description="Seconds in which a stopping process is not ready but still takes deliveries: for a load balancer.",
+    )
     rejections_kept: int = Field(
         default=1000,
         validation_alias="WEBHOOKS_REJECTIONS_KEPT",

@@ -37,8 +37,13 @@ def _read_every(ctx: click.Context, param: click.Parameter, value: str | None) -
 )
 @app_option
 @click.option("--dev", is_flag=True, help="Make secrets, print how to try it, and run what the consumer brings for it.")
-@click.option("--host", default=LOOPBACK, show_default=True, help="Where the receiver listens.")
+@click.option(
+    "--host", "hosts", multiple=True, help=f"Where the receiver listens, may be repeated; :: is both. [{LOOPBACK}]"
+)
 @click.option("--port", type=PORT, default=8000, show_default=True, help="Its port; 0 takes any free one.")
+@click.option(
+    "--uds", type=click.Path(dir_okay=False, path_type=Path), help="A path for a unix socket, without --host alone."
+)
 @click.option("--control-host", default=LOOPBACK, show_default=True, help="Where the control plane listens.")
 @click.option("--control-port", type=PORT, default=3100, show_default=True, help="Its port; 0 takes any free one.")
 @click.option("--worker/--no-worker", default=True, help="Run a worker in this process, or leave it to webhooks work.")
@@ -48,8 +53,9 @@ def _read_every(ctx: click.Context, param: click.Parameter, value: str | None) -
 def serve(
     app: str,
     dev: bool,
-    host: str,
+    hosts: tuple[str, ...],
     port: int,
+    uds: Path | None,
     control_host: str,
     control_port: int,
     worker: bool,
@@ -63,13 +69,17 @@ def serve(
     running work may end (WEBHOOKS_DRAIN_S), then all is closed; a second signal cuts that short.
     """
     _configure()
+    hosts = hosts or (() if uds is not None else (LOOPBACK,))
+    if dev and not hosts:
+        raise click.UsageError("--dev sends deliveries to itself, and needs a --host besides --uds")
     if reload:
-        _reload(app, dev, host, port, control_host, control_port, worker, prune_every, reconcile_every)
+        _reload(app, dev, hosts, port, uds, control_host, control_port, worker, prune_every, reconcile_every)
     options = Options(
         app=app,
         dev=dev,
-        host=host,
+        hosts=hosts,
         port=port,
+        uds=uds,
         control_host=control_host,
         control_port=control_port,
         worker=worker,
@@ -99,8 +109,9 @@ def _configure() -> None:
 def _reload(
     app: str,
     dev: bool,
-    host: str,
+    hosts: tuple[str, ...],
     port: int,
+    uds: Path | None,
     control_host: str,
     control_port: int,
     worker: bool,
@@ -109,7 +120,9 @@ def _reload(
 ) -> None:
     if not port or not control_port:
         raise click.UsageError("--reload needs fixed ports: a new start would take others")
-    arguments = ["serve", "--app", app, "--host", host, "--port", str(port)]
+    arguments = ["serve", "--app", app, "--port", str(port)]
+    arguments += [part for host in hosts for part in ("--host", host)]
+    arguments += ["--uds", str(uds)] if uds is not None else []
     arguments += ["--control-host", control_host, "--control-port", str(control_port)]
     arguments += [*(["--dev"] if dev else []), "--worker" if worker else "--no-worker"]
     arguments += ["--prune-every", f"{prune_every:.0f}s"] if prune_every is not None else []
@@ -119,16 +132,16 @@ def _reload(
 
 def announce(running: Running) -> None:
     """Say on standard output what runs and where, and under `--dev` how to try it."""
-    if running.receiver_url is None:
+    if not running.receiver:
         click.echo(f"worker for {', '.join(running.consumer.gates) or 'the inbox alone'}")
-    else:
-        click.echo(f"receiver  {running.receiver_url}")
-    for name in running.consumer.sources if running.receiver_url is not None else ():
+    for listener in running.receiver:
+        click.echo(f"receiver  {listener.address}")
+    for name in running.consumer.sources if running.receiver else ():
         secret = running.secrets.made.get(name)
         kept = f"  secret {secret} (kept in {running.settings.home / 'secrets' / name})" if secret else ""
-        click.echo(f"  {running.receiver_url}/webhooks/{name}{kept}")
-    if running.control_url is not None:
-        click.echo(f"control plane  {running.control_url}")
+        click.echo(f"  {running.receiver[0].address}/webhooks/{name}{kept}")
+    for listener in running.control:
+        click.echo(f"control plane  {listener.address}")
     if running.options.dev and (try_it := example(running)):
         click.echo(f"try it  {try_it}")
 

@@ -1,8 +1,8 @@
 """Who may use the control plane.
 
-With a token, whoever presents it. Without one, only a program on this machine that no proxy or tunnel speaks for.
-`Host` and `Origin` are checked in both cases, so that no web page can reach it through the browser of somebody here,
-its name pointed at this machine or not.
+With a token, whoever presents it, and nobody else, programs of this machine included. Without one, only a program on
+this machine that no proxy or tunnel speaks for; `Host` and `Origin` are checked then, so that no web page can reach it
+through the browser of somebody here, its name pointed at this machine or not.
 """
 
 from __future__ import annotations
@@ -21,7 +21,31 @@ Lines = Sequence[tuple[bytes, bytes]]
 ALWAYS_ALLOWED = frozenset({"localhost", "127.0.0.1", "::1"})
 OPEN_PATHS = frozenset({"/healthz"})
 """What anybody may ask: a supervisor asks without a token and by any name, and learns nothing but that we run."""
-FORWARDED = frozenset({b"forwarded", b"x-real-ip", b"via"})
+FORWARDED = frozenset(
+    {
+        b"forwarded",
+        b"via",
+        b"x-real-ip",
+        b"x-client-ip",
+        b"x-cluster-client-ip",
+        b"x-original-forwarded-for",
+        b"x-envoy-external-address",
+        b"x-amzn-trace-id",
+        b"x-azure-clientip",
+        b"x-azure-fdid",
+        b"x-arr-log-id",
+        b"x-appengine-user-ip",
+        b"x-cloud-trace-context",
+        b"true-client-ip",
+        b"cf-connecting-ip",
+        b"cf-ray",
+        b"cdn-loop",
+        b"fastly-client-ip",
+        b"fly-client-ip",
+        b"ngrok-auth-user-email",
+    }
+)
+"""What proxies, balancers and tunnels add, by their own documentation. One that adds nothing cannot be told."""
 FORWARDED_PREFIX = b"x-forwarded-"
 _AUTHORITY = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 _SCHEME = re.compile(r"^https?://")
@@ -42,23 +66,28 @@ def refusal(lines: Lines, peer: str | None, token: str | None, hosts: Collection
         token: what must be presented, where one is set.
         hosts: the names under which the control plane may be asked, in lower case and without port.
     """
+    if token is not None and _presented(lines, token):
+        # Nobody else's page can know it, so that neither the name nor the origin matters: Prometheus asks by address.
+        return None
     named = _values(lines, b"host")
     if len(named) != 1 or _host(named[0]) not in hosts:
         return Refusal(421, "unknown host: name it in WEBHOOKS_CONTROL_HOSTS")
     if any(_host(_SCHEME.sub("", origin)) not in hosts for origin in _values(lines, b"origin")):
         return Refusal(403, "asked by a page of another origin")
     if token is not None:
-        presented = _values(lines, b"authorization")
-        scheme, _, given = presented[0].partition(" ") if len(presented) == 1 else ("", "", "")
-        right = hmac.compare_digest(given.strip().encode("latin-1"), token.encode("utf-8", "surrogateescape"))
-        return (
-            None if right and scheme.lower() == "bearer" else Refusal(401, "present the token: Authorization: Bearer")
-        )
+        return Refusal(401, "present the token: Authorization: Bearer")
     if any(name in FORWARDED or name.startswith(FORWARDED_PREFIX) for name, _ in lines):
         return Refusal(403, "forwarded by a proxy: set WEBHOOKS_CONTROL_TOKEN and present it")
     if not is_loopback(peer):
         return Refusal(403, "asked from another machine: set WEBHOOKS_CONTROL_TOKEN and present it")
     return None
+
+
+def _presented(lines: Lines, token: str) -> bool:
+    presented = _values(lines, b"authorization")
+    scheme, _, given = presented[0].partition(" ") if len(presented) == 1 else ("", "", "")
+    right = hmac.compare_digest(given.strip().encode("latin-1"), token.encode("utf-8", "surrogateescape"))
+    return right and scheme.lower() == "bearer"
 
 
 def _values(lines: Lines, name: bytes) -> list[str]:

@@ -37,6 +37,8 @@ class Process:
 async def checks(process: Process) -> dict[str, str]:
     """Return each check with `ok`, or with what is wrong."""
     found = await _database(process)
+    if process.asker.pool.health.leaving:
+        found["stopping"] = "this process was asked to stop"
     if process.worker is not None:
         found["worker"] = OK if process.worker.alive else "not at work"
     if process.accepter is not None:

@@ -102,6 +102,7 @@ class Connections:
         sending: those whose request's body is not whole, the oldest first.
         count: how many there are.
         waiting: bytes that wait on all of them.
+        leaving: whether the process is about to stop, so that every answer closes its connection.
     """
 
     limits: Limits
@@ -110,6 +111,7 @@ class Connections:
     count: int = 0
     waiting: int = 0
     turned_away: int = 0
+    leaving: bool = False
 
     def protocol(self, **arguments: Any) -> BoundedProtocol:
         """Make the protocol of a new connection, as uvicorn asks for it."""
@@ -396,6 +398,8 @@ class BoundedProtocol(HttpToolsProtocol):
         if self.counted:
             self._all.sending[self] = None
         super().on_headers_complete()
+        if self._all.leaving:
+            self.cycle.keep_alive = False
 
     def on_body(self, body: bytes) -> None:
         if self._upgrade:

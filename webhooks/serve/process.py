@@ -11,9 +11,10 @@ import asyncio
 import os
 import sys
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
-from contextlib import AsyncExitStack, asynccontextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from pathlib import Path
 from shlex import quote
 from typing import Any
 
@@ -38,12 +39,12 @@ from webhooks.refusals import Refusals
 from webhooks.rejections import Caps
 from webhooks.retention import Ages, scheduled
 from webhooks.serve.database import database, prepared
-from webhooks.serve.http import Limits, raise_file_limit, tell_of_full_files
+from webhooks.serve.http import Connections, Limits, raise_file_limit, tell_of_full_files
 from webhooks.serve.reconciling import reconciling
 from webhooks.serve.restored import put_restored_behind
 from webhooks.serve.schedule import every
 from webhooks.serve.secrets import Secrets, read_secrets
-from webhooks.serve.servers import listen, serving, url_of
+from webhooks.serve.servers import Listener, listening, serving
 from webhooks.serve.signals import Signals, signals
 from webhooks.settings import Settings
 from webhooks.status import applicable
@@ -67,8 +68,9 @@ class Options:
     Args:
         app: the consumer, as `module:attribute`.
         dev: with secrets of its own and the consumer's `dev`.
-        host: where the receiver listens.
+        hosts: where the receiver listens.
         port: its port, 0 for any free one; None: no receiver.
+        uds: a path where it listens besides.
         control_host: where the control plane listens.
         control_port: its port, 0 for any free one; None: no control plane.
         worker: whether to run a worker.
@@ -78,8 +80,9 @@ class Options:
 
     app: str = DEFAULT_APP
     dev: bool = False
-    host: str = LOOPBACK
+    hosts: tuple[str, ...] = (LOOPBACK,)
     port: int | None = None
+    uds: Path | None = None
     control_host: str = LOOPBACK
     control_port: int | None = None
     worker: bool = True
@@ -96,16 +99,21 @@ class Running:
         consumer: what was loaded.
         settings: the environment.
         secrets: those of its sources.
-        receiver_url: None without a receiver.
-        control_url: None without a control plane.
+        receiver: where it listens; nothing without one.
+        control: where the control plane does.
     """
 
     options: Options
     consumer: Consumer
     settings: Settings
     secrets: Secrets
-    receiver_url: str | None
-    control_url: str | None
+    receiver: tuple[Listener, ...]
+    control: tuple[Listener, ...]
+
+    @property
+    def receiver_url(self) -> str | None:
+        """Where a program of this machine reaches the receiver; None where it listens on a path alone, or not."""
+        return _first_url(self.receiver)
 
 
 def run(options: Options, ready: Callable[[Running], None]) -> None:
@@ -134,9 +142,12 @@ async def _run(options: Options, ready: Callable[[Running], None]) -> None:
         settings = Settings.load()
         consumer = load_consumer(options.app)
         secrets = Secrets({}, {}) if options.port is None else read_secrets(consumer, settings, dev=options.dev)
-        watched = await _start(stack, heard, options, settings, consumer, secrets, ready)
+        watched, leave = await _start(stack, heard, options, settings, consumer, secrets, ready)
         heard.ready()
         await _until_stopped(heard, watched)
+        if settings.shutdown_delay_s and options.port is not None:
+            leave()
+            await _delay(heard, settings.shutdown_delay_s)
     await _leave_the_stubborn()
 
 
@@ -159,18 +170,22 @@ async def _start(
     consumer: Consumer,
     secrets: Secrets,
     ready: Callable[[Running], None],
-) -> list[asyncio.Task[None]]:
-    """Start everything, and return the tasks that end only when something is wrong."""
+) -> tuple[list[asyncio.Task[None]], Callable[[], None]]:
+    """Start everything; return the tasks that end only when something is wrong, and what is called before the end."""
     watched: list[asyncio.Task[None]] = []
-    connections = raise_file_limit()
+    most_connections = raise_file_limit()
     # Sockets before anything that takes time: a port that is taken is the commonest mistake.
-    receiver_socket = control_socket = None
+    public: list[Listener] = []
+    private: list[Listener] = []
     if options.port is not None:
-        receiver_socket = stack.enter_context(listen(options.host, options.port, "--port"))
+        public = stack.enter_context(listening(options.hosts, options.port, "--port", options.uds))
     if options.control_port is not None:
-        control_socket = stack.enter_context(listen(options.control_host, options.control_port, "--control-port"))
-        if settings.control_token is None and not is_loopback(control_socket.getsockname()[0]):
-            log.warning("without WEBHOOKS_CONTROL_TOKEN the control plane answers programs of this machine only")
+        private = stack.enter_context(listening([options.control_host], options.control_port, "--control-port"))
+        if settings.control_token is None and not is_loopback(private[0].sock.getsockname()[0]):
+            log.warning(
+                "without WEBHOOKS_CONTROL_TOKEN the control plane answers programs of this machine only; set it before "
+                "a proxy or a tunnel forwards to it, since not every one of them says that it does"
+            )
     await stack.enter_async_context(_beside(tell_of_full_files()))
     found = await stack.enter_async_context(database(settings))
     if found.keeper is not None:
@@ -188,23 +203,27 @@ async def _start(
         if control is not None:
             control.feed.look()
 
-    accepter = Accepter(pool, consumer, moved) if receiver_socket is not None else None
-    if control_socket is not None:
+    accepter = Accepter(pool, consumer, moved) if public else None
+    if private:
         asker = Asker(pool)
         stack.push_async_callback(asker.close)
         control = Control(Process(asker, settings, worker, accepter), consumer)
         app = control.app([options.control_host])
-        control_limits = replace(CONTROL_LIMITS, connections=min(connections // 2, MOST_CONTROL_CONNECTIONS))
+        control_limits = replace(CONTROL_LIMITS, connections=min(most_connections // 2, MOST_CONTROL_CONNECTIONS))
         stack.push_async_callback(control.close)
-        watched.append(await stack.enter_async_context(serving(app, control_socket, "control plane", control_limits)))
+        watched.append(
+            await stack.enter_async_context(
+                serving(app, [one.sock for one in private], "control plane", Connections(control_limits))
+            )
+        )
         stack.callback(control.stop)
         await stack.enter_async_context(_beside(put_restored_behind(pool)))
     if accepter is not None:
         await accepter.start()
         stack.push_async_callback(accepter.stop)
     if options.dev and consumer.dev is not None:
-        if receiver_socket is not None:
-            os.environ["WEBHOOKS_RECEIVER_URL"] = url_of(receiver_socket)
+        if url := _first_url(public):
+            os.environ["WEBHOOKS_RECEIVER_URL"] = url
         await stack.enter_async_context(consumer.dev())
     for warning in consumer.warnings() if consumer.warnings is not None else ():
         log.warning(warning)
@@ -222,7 +241,8 @@ async def _start(
         Ages.of(settings, consumer.sources)  # what is wrong with a setting is told now, and not every hour
         pruning = every(prune_every_s, "prune", partial(scheduled, pool, consumer, settings))
         await stack.enter_async_context(_beside(pruning))
-    if receiver_socket is not None and accepter is not None:
+    connections = Connections(Limits(connections=most_connections, keep_alive_s=settings.keep_alive_s))
+    if accepter is not None:
         refusals = Refusals(pool, consumer.sources, Caps.of(settings))
         refusals.start()
         stack.push_async_callback(refusals.stop)
@@ -234,12 +254,27 @@ async def _start(
             refusals=refusals,
             unverified_bytes=settings.unverified_bytes,
         )
-        limits = Limits(connections=connections, keep_alive_s=settings.keep_alive_s)
-        watched.append(await stack.enter_async_context(serving(receiver, receiver_socket, "receiver", limits)))
-    receiver_url = None if receiver_socket is None else url_of(receiver_socket)
-    control_url = None if control_socket is None else url_of(control_socket)
-    ready(Running(options, consumer, settings, secrets, receiver_url, control_url))
-    return watched
+        watched.append(
+            await stack.enter_async_context(serving(receiver, [one.sock for one in public], "receiver", connections))
+        )
+    ready(Running(options, consumer, settings, secrets, tuple(public), tuple(private)))
+
+    def leave() -> None:
+        pool.health.leaving = connections.leaving = True
+
+    return watched, leave
+
+
+def _first_url(listeners: Sequence[Listener]) -> str | None:
+    return next((one.url for one in listeners if one.url is not None), None)
+
+
+async def _delay(heard: Signals, seconds: float) -> None:
+    """Go on while others learn that this process stops; a second signal ends that."""
+    log.info("still taking deliveries, and not ready any more", seconds=seconds)
+    with suppress(TimeoutError):
+        async with asyncio.timeout(seconds):
+            await heard.hurry.wait()
 
 
 async def _until_stopped(heard: Signals, watched: Sequence[asyncio.Task[None]]) -> None:
