@@ -45,7 +45,7 @@ async def applied(pool: Pool, consumer: Consumer, id_: int) -> dict[str, Any]:
     """Claim one delivery and apply it, as a worker does; return its row."""
     claim = await inbox.take(pool, "applying", id_)
     assert claim is not None, "it cannot be claimed"
-    with suppress(ValueError, TimeoutError, WebhooksError, psycopg.Error):
+    with suppress(ValueError, TimeoutError, WebhooksError, psycopg.Error, ExceptionGroup):
         async with claim.held():
             await apply.apply(consumer, claim)
     [row] = await sql(pool, "SELECT *, not_before <= now() AS due FROM deliveries WHERE id = %(id)s", id=id_)
@@ -142,6 +142,32 @@ async def test_what_our_own_bot_did_is_ignored_with_that_reason(pool: Pool) -> N
     body = json.dumps({**json.loads(stories(7)), "member_id": "the-bot"}).encode()
     row = await of(pool, handling(open_session, bot="the-bot"), arrival(body))
     assert (row["status"], row["reason"]) == ("ignored", "made by our own bot (member the-bot)")
+    assert await titles(pool) == []
+
+
+@pytest.mark.parametrize(
+    ("errors", "status", "told"),
+    [
+        ([Ignore("no")], "ignored", "no"),
+        ([Ignore("no"), Park(sessions, 7, while_in=("received",))], "ignored", "no"),
+        ([Ignore("no"), Escalate("ask")], "dead", "ask; Ignore: no"),
+        ([Ignore("no"), ValueError("a")], "received", "ValueError: a; Ignore: no"),
+    ],
+)
+async def test_what_leaves_a_handlers_task_group_counts_as_its_most_serious_member(
+    pool: Pool, errors: list[Exception], status: str, told: str
+) -> None:
+    async def fails(error: Exception) -> None:
+        raise error
+
+    async def handle(event: Event, tx: Transaction) -> None:
+        await open_session(event, tx)
+        async with asyncio.TaskGroup() as group:
+            for error in errors:
+                group.create_task(fails(error))
+
+    row = await of(pool, handling(handle), arrival(stories(7)))
+    assert (row["status"], row["reason"] if status == "ignored" else row["last_error"]) == (status, told)
     assert await titles(pool) == []
 
 
@@ -341,6 +367,18 @@ async def test_a_deadlock_and_a_serialization_failure_run_again_at_once_without_
     assert (row["status"], row["attempt_count"]) == ("processed", 1)
     assert await titles(pool) == ["story 7"]
     assert await outcomes_of(pool, row["id"]) == ["done"]
+
+
+@pytest.mark.invariant(8)
+async def test_a_deadlock_in_a_task_group_runs_again_too(pool: Pool) -> None:
+    refused = raising("40P01", 1)
+
+    async def handle(event: Event, tx: Transaction) -> None:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(refused(event, tx))
+
+    row = await of(pool, handling(handle), arrival(stories(7)))
+    assert (row["status"], row["attempt_count"]) == ("processed", 1)
 
 
 async def test_a_sixth_deadlock_is_an_error(pool: Pool) -> None:

@@ -185,6 +185,59 @@ async def test_escalate_ends_the_block_quietly_and_asks_a_person(pool: Pool) -> 
     assert await outcomes_of(pool, 1) == ["escalated"]
 
 
+@pytest.mark.parametrize(
+    ("errors", "status", "kept", "outcome"),
+    [
+        ([Snooze(timedelta(minutes=2))], "clarified", None, "snoozed"),
+        ([Escalate("ask"), Snooze(timedelta(minutes=2))], "escalated", "ask; Snooze: snoozed for 0:02:00", "escalated"),
+        ([NotDone("429", retry_after=timedelta(minutes=2))], "clarified", "NotDone: 429", "snoozed"),
+        ([ValueError("no"), Snooze(timedelta(minutes=2))], "clarified", "ValueError: no; Snooze: snoozed for 0:02:00",
+         "error"),
+    ],
+)  # fmt: skip
+async def test_what_leaves_a_task_group_counts_as_its_most_serious_member(
+    pool: Pool, errors: list[Exception], status: str, kept: str | None, outcome: str
+) -> None:
+    async def fails(error: Exception) -> None:
+        raise error
+
+    claim = await taken(pool)
+    raised: list[BaseException] = []
+    try:
+        async with claim.held(), asyncio.TaskGroup() as group:
+            for error in errors:
+                group.create_task(fails(error))
+    except BaseException as error:
+        raised.append(error)
+    row = await row_of(pool, 1)
+    assert (row["status"], row["last_error"], row["attempt_count"]) == (
+        status,
+        kept,
+        0 if outcome == "snoozed" else 1,
+    )
+    assert await outcomes_of(pool, 1) == [outcome]
+    assert bool(raised) != all(isinstance(error, (Snooze, Escalate)) for error in errors)
+
+
+@pytest.mark.invariant(5)
+async def test_a_claim_that_a_task_of_a_group_finds_lost_is_told_as_lost(pool: Pool) -> None:
+    async def post() -> int:
+        raise AssertionError("the call must not be made")
+
+    async def fails(claim: Claim[Any]) -> None:
+        with suppress(LostClaim):
+            await claim.once("post", post)
+        raise ExceptionGroup("g", [LostClaim("gone"), ValueError("no")])
+
+    claim = await taken(pool)
+    await expire(pool, 1)
+    await a_gate().sweep(pool, "drafting")
+    with pytest.raises(LostClaim):
+        async with claim.held(), asyncio.TaskGroup() as group:
+            group.create_task(fails(claim))
+    assert (await row_of(pool, 1))["last_error"].startswith("lease expired")
+
+
 UNWRITABLE: list[tuple[BaseException, str]] = [
     (Escalate("a\x00b\ud83d"), "a\ufffdb\ufffd"),
     (Escalate(ValueError("who\x00?")), "ValueError: who\ufffd?"),

@@ -611,6 +611,23 @@ async def test_a_call_that_did_not_happen_is_not_ambiguous_whatever_was_said_of_
     assert (len(provider.calls), await state_of(pool)) == (2, "done")
 
 
+@pytest.mark.invariant(9)
+@pytest.mark.parametrize(
+    ("members", "state"), [([NotDone("a"), NotDone("b")], "failed"), ([NotDone("a"), ValueError("b")], "intended")]
+)
+async def test_a_group_of_calls_did_not_happen_only_when_none_of_them_did(
+    pool: Pool, row: int, members: list[Exception], state: str
+) -> None:
+    provider = Provider(ExceptionGroup("g", members))
+
+    async def work(claim: Claim[Any]) -> None:
+        await claim.once("post", provider.post)
+
+    await attempt(pool, work)
+    assert await state_of(pool) == state
+    assert (await row_of(pool, row))["last_error"] in ("NotDone: a; NotDone: b", "ValueError: b; NotDone: a")
+
+
 async def test_a_text_that_the_database_refuses_does_not_leave_an_effect_ambiguous(pool: Pool, row: int) -> None:
     await sql(pool, "ALTER TABLE effects ADD CHECK (error !~ '429')")
     provider = Provider(NotDone("429"))

@@ -9,7 +9,7 @@ import pytest
 from psycopg.errors import LockNotAvailable, UniqueViolation
 from psycopg_pool import PoolTimeout
 
-from webhooks.errors import Escalate, LostClaim, NotDone, Snooze
+from webhooks.errors import Escalate, Ignore, LostClaim, NotDone, Snooze
 from webhooks.outcome import Backoff, Outcome, Release, Stop, release_for
 
 BACKOFF = Backoff()
@@ -19,7 +19,13 @@ SEVEN = timedelta(seconds=7)
 FIRST_WAIT = timedelta(seconds=5)
 
 
+EVER = timedelta(days=3650)
 LATE = "it ran longer than its phase's timeout"
+
+
+def group(*errors: Exception) -> ExceptionGroup[Exception]:
+    """What `asyncio.TaskGroup` raises."""
+    return ExceptionGroup("unhandled errors in a TaskGroup", errors)
 
 
 def rests(outcome: Outcome, delay: timedelta, error: str | None) -> Release:
@@ -52,6 +58,27 @@ ENDINGS: list[tuple[str, BaseException | None, Stop | None, Release | None]] = [
     ("no connection was free", PoolTimeout("3 s"), None, rests("snoozed", SECOND, "PoolTimeout: 3 s")),
     ("escalated", Escalate("ask them"), None, asks("ask them")),
     ("lost", LostClaim("gone"), None, None),
+    ("told to wait for ever", NotDone("429", retry_after=timedelta.max), None, rests("snoozed", EVER, "NotDone: 429")),
+    ("a group of one", group(Escalate("ask")), None, asks("ask")),
+    ("a group in a group", group(group(Snooze(SEVEN))), None, rests("snoozed", SEVEN, None)),
+    ("a group of equals", group(ValueError("a"), ValueError("a")), None, failed("ValueError: a")),
+    ("two that have to wait", group(Snooze(SECOND), Snooze(SEVEN)), None, rests("snoozed", SEVEN, None)),
+    ("two that ask", group(Escalate("who?"), Escalate("what?")), None, asks("who?; what?")),
+    ("lost among others", group(Escalate("ask"), group(LostClaim("gone"), ValueError())), None, None),
+    ("an error, and one who asks", group(ValueError("no"), Escalate("ask")), None, asks("ask; ValueError: no")),
+    ("an error among calls not made", group(NotDone("429", retry_after=SEVEN), ValueError("no")), None,
+        failed("ValueError: no; NotDone: 429")),
+    ("an error and a busy row", group(LockNotAvailable("busy"), ValueError("no")), None,
+        failed("ValueError: no; LockNotAvailable: busy")),
+    ("a call not made, and a snooze", group(Snooze(SECOND), NotDone("429", retry_after=SEVEN)), None,
+        rests("snoozed", SEVEN, "NotDone: 429; Snooze: snoozed for 0:00:01")),
+    ("two calls not made", group(NotDone("429", retry_after=SECOND), NotDone("503", retry_after=SEVEN)), None,
+        rests("snoozed", SEVEN, "NotDone: 503; NotDone: 429")),
+    ("two calls not made, one for no known time", group(NotDone("429", retry_after=SECOND), NotDone("404")), None,
+        failed("NotDone: 404; NotDone: 429")),
+    ("a snooze among events of no business", group(Ignore("no"), Snooze(SEVEN)), None,
+        rests("snoozed", SEVEN, None)),
+    ("interrupted in a group", BaseExceptionGroup("g", [KeyboardInterrupt()]), None, failed("KeyboardInterrupt")),
     ("cancelled by nobody we know", asyncio.CancelledError(), None, failed("CancelledError")),
     ("drained", asyncio.CancelledError(), Stop.DRAIN, rests("interrupted", NOW, "the worker is stopping")),
     ("drained, but it failed by itself", ValueError("no"), Stop.DRAIN, failed("ValueError: no")),

@@ -7,6 +7,7 @@ from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
 
+import psycopg
 from psycopg.errors import DeadlockDetected, SerializationFailure
 from psycopg.sql import SQL
 from pydantic import ValidationError
@@ -17,9 +18,9 @@ from webhooks.db import clean, database_time
 from webhooks.delivery import Event, RawEvent
 from webhooks.errors import Escalate, Ignore, Park, Unreadable
 from webhooks.inbox import NO_HANDLER, Stored, inbox, load
-from webhooks.outcome import Release
+from webhooks.outcome import Release, gravest
 from webhooks.sources import Handler
-from webhooks.text import message_of, shortened
+from webhooks.text import members, message_of, shortened
 
 HANDLER_LIMIT_S = 30.0
 AT_ONCE = 5
@@ -46,10 +47,6 @@ async def apply(consumer: Consumer, claim: Claim[Stored]) -> None:
     while True:
         try:
             await _apply(consumer, claim)
-        except (DeadlockDetected, SerializationFailure):
-            failures += 1
-            if failures > AT_ONCE:
-                raise
         except _Aside as aside:
             if isinstance(aside.why, Ignore):
                 await claim.complete("ignored", **_columns(aside.event.name, reason=message_of(aside.why)))
@@ -63,8 +60,20 @@ async def apply(consumer: Consumer, claim: Claim[Stored]) -> None:
                 return
             # The row moved between the handler's look and ours: the handler decides again, on what is there now.
             parked_before = found
+        except Exception as error:
+            failures += 1
+            if failures > AT_ONCE or not _is_in_the_way(error):
+                raise
         else:
             return
+
+
+def _is_in_the_way(error: Exception) -> bool:
+    """Whether another transaction was in the way; in a group, what the others then met is the database's refusal."""
+    errors = members(error)
+    return all(isinstance(one, psycopg.Error) for one in errors) and any(
+        isinstance(one, (DeadlockDetected, SerializationFailure)) for one in errors
+    )
 
 
 @dataclass(slots=True, eq=False)
@@ -141,8 +150,10 @@ async def _run(tx: ClaimTransaction, handler: Handler, stored: Stored, event: Ra
     try:
         async with asyncio.timeout(HANDLER_LIMIT_S):
             await handler.function(given, tx)
-    except (Ignore, Park) as why:
-        raise _Aside(event, why) from None
+    except Exception as error:
+        if isinstance(why := gravest(error), (Ignore, Park)):
+            raise _Aside(event, why) from None
+        raise
     moved = [label for label in dict.fromkeys(tx.touched) if len(label) <= LONGEST_LABEL][:MOST_LABELS]
     # A replay that moves nothing leaves it known what the delivery moved at first.
     await tx.done("processed", **_columns(event.name, reason=None), **({"moved_rows": moved} if moved else {}))

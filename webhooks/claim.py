@@ -20,14 +20,14 @@ from webhooks import effects
 from webhooks.db import Ready, Transaction, clean, finished, outlasted
 from webhooks.db.sqlstate import is_about_the_work
 from webhooks.errors import Escalate, LostClaim, Snooze
-from webhooks.outcome import Outcome, Release, Stop, release_for
+from webhooks.outcome import Outcome, Release, Stop, gravest, release_for
 from webhooks.owned import Owned
 from webhooks.phase import GATE_COLUMNS, Done, check_columns
 from webhooks.pool import Pool
 from webhooks.renewer import Lease, boottime
 from webhooks.settling import Ending, read, statements
 from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, column_params
-from webhooks.text import describe
+from webhooks.text import describe, members
 
 Row = TypeVar("Row", default=Any)
 R = TypeVar("R")
@@ -258,8 +258,8 @@ class Claim(Generic[Row]):
     async def held(self) -> AsyncGenerator[Claim[Row]]:
         """Hold this claim for the block: renew its lease, and settle it however the block ends.
 
-        `Snooze` and `Escalate` end the block and are swallowed; everything else is raised again, a lost lease as
-        `LostClaim` and a phase's time-out as `TimeoutError`.
+        `Snooze` and `Escalate`, and a group of nothing else, end the block and are swallowed; everything else is raised
+        again, a lost lease as `LostClaim` and a phase's time-out as `TimeoutError`.
         """
         self._task = asyncio.current_task()
         self._cancelling = self._task.cancelling() if self._task is not None else 0
@@ -278,7 +278,7 @@ class Claim(Generic[Row]):
             raised = self._raised(error)
             if not self.settled:
                 await self._end(error)
-            if isinstance(error, (Snooze, Escalate)):
+            if all(isinstance(member, (Snooze, Escalate)) for member in members(error)):
                 return
             if raised is error:
                 raise
@@ -318,6 +318,8 @@ class Claim(Generic[Row]):
     def _raised(self, error: BaseException) -> BaseException:
         """Return what the block's caller sees: a cancellation of our own making is told as what it was."""
         others = self._take_back()
+        if isinstance(counts := gravest(error), LostClaim):
+            return counts
         if not isinstance(error, asyncio.CancelledError) or self._stop in (None, Stop.DRAIN) or others:
             return error
         if self._stop is Stop.TIMEOUT:

@@ -29,7 +29,7 @@ from webhooks.db import Transaction, clean, compose, finished
 from webhooks.db.sqlstate import is_about_the_work
 from webhooks.errors import ConfigurationError, Escalate, LostClaim, NotDone, Snooze
 from webhooks.pool import Pool
-from webhooks.text import NOT_KEPT, describe, less_and_less
+from webhooks.text import NOT_KEPT, describe, less_and_less, members
 
 if TYPE_CHECKING:
     from webhooks.claim import Claim
@@ -102,8 +102,9 @@ async def once(
     try:
         async with asyncio.timeout(timeout.total_seconds()):
             value = await call()
-    except NotDone as error:
-        await finished(effect.record_not_done(pool, describe(error)))
+    except Exception as error:
+        if all(isinstance(member, NotDone) for member in members(error)):
+            await finished(effect.record_not_done(pool, describe(error)))
         raise
     try:
         result = clean(json.dumps(adapter.dump_python(value, mode="json", warnings="error"), ensure_ascii=False))

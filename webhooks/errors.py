@@ -31,6 +31,9 @@ if TYPE_CHECKING:
     from webhooks.gate import Gate
 
 
+LONGEST_SNOOZE = timedelta(days=3650)
+
+
 class WebhooksError(Exception):
     """Base of every fault this library raises."""
 
@@ -106,7 +109,7 @@ class Snooze(Exception):
 
     def __init__(self, for_: timedelta) -> None:
         super().__init__(f"snoozed for {for_}")
-        self.for_ = min(max(for_, timedelta(seconds=1)), timedelta(days=3650))
+        self.for_ = min(max(for_, timedelta(seconds=1)), LONGEST_SNOOZE)
 
 
 class Escalate(Exception):

@@ -7,13 +7,14 @@ from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from enum import Enum
+from math import inf
 from typing import Literal
 
 from psycopg.errors import LockNotAvailable
 from psycopg_pool import PoolTimeout
 
-from webhooks.errors import Escalate, LostClaim, NotDone, Snooze
-from webhooks.text import describe, less_and_less, message_of
+from webhooks.errors import LONGEST_SNOOZE, Escalate, Ignore, LostClaim, NotDone, Park, Snooze
+from webhooks.text import describe, less_and_less, members, message_of, shortened
 
 Outcome = Literal["done", "error", "expired", "interrupted", "snoozed", "escalated", "lost"]
 
@@ -85,21 +86,58 @@ def release_for(
     Returns:
         What to write, or None when nothing may be written because the claim is lost.
     """
-    if stop is Stop.LOST or isinstance(error, LostClaim):
+    if stop is Stop.LOST:
         return None
-    if isinstance(error, Snooze):
-        return Release("snoozed", charged=False, escalate=False, delay=error.for_, error=None)
-    if isinstance(error, NotDone) and error.retry_after is not None:
-        wait = max(error.retry_after, timedelta(seconds=1))
-        return Release("snoozed", charged=False, escalate=False, delay=wait, error=describe(error))
-    if isinstance(error, (LockNotAvailable, PoolTimeout)):  # that others are at work says nothing of this work
-        return Release("snoozed", charged=False, escalate=False, delay=timedelta(seconds=1), error=describe(error))
-    if isinstance(error, Escalate):
-        return Release("escalated", charged=True, escalate=True, delay=timedelta(0), error=message_of(error))
     if error is None:
         reason = "the block was left without complete()"
         return Release("interrupted", charged=False, escalate=False, delay=timedelta(seconds=1), error=reason)
+    counts, reason = gravest(error), _reason(error)
+    if isinstance(counts, LostClaim):
+        return None
+    if isinstance(counts, Snooze):
+        return Release("snoozed", charged=False, escalate=False, delay=counts.for_, error=None)
+    if isinstance(counts, NotDone) and counts.retry_after is not None:
+        wait = min(max(counts.retry_after, timedelta(seconds=1)), LONGEST_SNOOZE)
+        return Release("snoozed", charged=False, escalate=False, delay=wait, error=reason)
+    if _is_not_now(counts):
+        return Release("snoozed", charged=False, escalate=False, delay=timedelta(seconds=1), error=reason)
+    if isinstance(counts, Escalate):
+        return Release("escalated", charged=True, escalate=True, delay=timedelta(0), error=reason)
     if stop is Stop.DRAIN and isinstance(error, asyncio.CancelledError):
         return Release("interrupted", charged=False, escalate=False, delay=timedelta(0), error=Stop.DRAIN.value)
-    reason = Stop.TIMEOUT.value if stop is Stop.TIMEOUT else describe(error)
+    if stop is Stop.TIMEOUT:
+        reason = Stop.TIMEOUT.value
     return Release("error", charged=True, escalate=False, delay=backoff.after(attempt, chance), error=reason)
+
+
+def gravest(error: BaseException) -> BaseException:
+    """Return what an error counts as: itself, and of a group (`asyncio.TaskGroup`) its most serious member, which for a
+    group of one or of equals is its member. Of two that ask for patience it is the one that asks for more of it."""
+    return min(members(error), key=_gravity)
+
+
+def _gravity(error: BaseException) -> tuple[int, float]:
+    """Return where an error stands among others, the most serious first."""
+    if isinstance(error, LostClaim):
+        return 0, 0
+    if isinstance(error, Escalate):
+        return 1, 0
+    if isinstance(error, NotDone):
+        return 4, -inf if error.retry_after is None else -error.retry_after.total_seconds()
+    if isinstance(error, Snooze):
+        return 5, -error.for_.total_seconds()
+    if isinstance(error, (Ignore, Park)):
+        return 6, 0
+    return (3 if _is_not_now(error) else 2), 0
+
+
+def _is_not_now(error: BaseException) -> bool:
+    """Whether it says that others are at work, and so nothing of this work."""
+    return isinstance(error, (LockNotAvailable, PoolTimeout))
+
+
+def _reason(error: BaseException) -> str:
+    """Return what is kept: of a group each member, the most serious first."""
+    ranked = sorted(members(error), key=_gravity)
+    texts = [message_of(one) if isinstance(one, Escalate) else describe(one) for one in ranked]
+    return shortened("; ".join(dict.fromkeys(texts)))
