@@ -482,19 +482,23 @@ class Stops:
         self.silent, self.asked, self.over = silent, 0, asyncio.Event()
 
     async def __call__(self, reader: asyncio.StreamReader, writer: asyncio.StreamWriter) -> None:
-        while head := await reader.readuntil(b"\r\n\r\n"):
-            length = re.search(rb"(?i)content-length: (\d+)", head)
-            assert length is not None
-            await reader.readexactly(int(length[1]))
-            self.asked += 1
-            if self.asked > 3:
-                break
-            writer.write(b'HTTP/1.1 202 OK\r\ncontent-length: 22\r\n\r\n{"status": "accepted"}')
-        if self.silent:
-            await reader.read()
-        writer.close()
-        await writer.wait_closed()
-        self.over.set()
+        try:
+            while head := await reader.readuntil(b"\r\n\r\n"):
+                length = re.search(rb"(?i)content-length: (\d+)", head)
+                assert length is not None
+                await reader.readexactly(int(length[1]))
+                self.asked += 1
+                if self.asked > 3:
+                    break
+                writer.write(b'HTTP/1.1 202 OK\r\ncontent-length: 22\r\n\r\n{"status": "accepted"}')
+            if self.silent:
+                await reader.read()
+            self.over.set()
+        except asyncio.IncompleteReadError:
+            pass  # somebody who only looked whether anybody is here
+        finally:
+            writer.close()
+            await writer.wait_closed()
 
     @asynccontextmanager
     async def serving(self) -> AsyncGenerator[str]:
