@@ -1,4 +1,5 @@
-"""A wire to the database that a test can cut or hold, so that an answer is lost or late at exactly one point."""
+"""A wire to the database that a test can cut, hold, silence or lead elsewhere: an answer is lost or late at exactly one
+point, or a proxy goes over to another server."""
 
 from __future__ import annotations
 
@@ -27,18 +28,25 @@ class Wire:
         held: set once an answer is being held.
         freed: set to let held answers pass.
         cuts: how many connections were cut.
+        passing: while it is not set, no byte is passed on any connection, though new ones are taken.
     """
 
     def __init__(self, url: str, directory: str) -> None:
-        target = conninfo_to_dict(url)
-        self._host, self._port = str(target["host"]), str(target.get("port") or PORT)
+        self.lead_to(url)
         self.url = make_conninfo(url, host=directory, port=PORT)
         self.held = asyncio.Event()
         self.freed = asyncio.Event()
         self.cuts = 0
+        self.passing = asyncio.Event()
+        self.passing.set()
         self._plans: list[tuple[bytes, How]] = []
         self._ends: set[asyncio.StreamWriter] = set()
         self._serving: set[asyncio.Task[None]] = set()
+
+    def lead_to(self, url: str) -> None:
+        """Lead new connections to this server; those that stand stay with theirs."""
+        target = conninfo_to_dict(url)
+        self._host, self._port = str(target["host"]), str(target.get("port") or PORT)
 
     def at(self, statement: str, how: How, *, times: int = 1) -> None:
         """Do this with the next connection that sends a statement: cut it before the server hears of it, or after the
@@ -71,6 +79,7 @@ class Wire:
 
         async def answers() -> None:
             while data := await from_server.read(65536):
+                await self.passing.wait()
                 if now == ["cut after"]:
                     return
                 if now:
@@ -82,6 +91,7 @@ class Wire:
 
         async def asks() -> None:
             while data := await from_client.read(65536):
+                await self.passing.wait()
                 plan = next((plan for plan in self._plans if plan[0] in data), None)
                 if plan is not None:
                     self._plans.remove(plan)
@@ -100,6 +110,7 @@ class Wire:
 
     async def close(self) -> None:
         self.freed.set()
+        self.passing.set()
         for end in self._ends:
             end.transport.abort()
         await asyncio.gather(*self._serving)

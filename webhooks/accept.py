@@ -109,6 +109,7 @@ class Accepter:
         self._waiting_bytes = 0
         self._unanswered: set[asyncio.Future[Accepted]] = set()
         self._arrived = asyncio.Event()
+        self._pulse = pool.pulse
         self._wires = [Wire(pool) for _ in range(FLUSHES_AT_ONCE)]
         self._away = False
         self._tasks: list[asyncio.Task[None]] = []
@@ -145,6 +146,8 @@ class Accepter:
         """
         if self._away:
             raise Unavailable(AWAY)
+        if (refused := self._pulse.refused) is not None:
+            raise Unavailable(f"the database takes no writes: {refused}")
         if self._waiting_bytes > MOST_WAITING_BYTES:
             raise Unavailable("too much waits for the database already")
         loop = asyncio.get_running_loop()

@@ -75,9 +75,9 @@ class Bell:
                         log.warning("NOTIFY does not arrive: work is found by polling", setting="WEBHOOKS_DIRECT_URL")
                     self._self_test = True
                     while True:
-                        # The server is asked now and then, because a connection can die without a word.
+                        # Asked now and then: a connection can die, or its server be replaced, without a word.
                         if not await self._hears(connection, LISTEN_AGAIN_AFTER_S):
-                            await connection.execute("SELECT 1")
+                            await self._pool.database.greet(connection)
             except (psycopg.Error, OSError, ConfigurationError) as error:
                 log.warning("the LISTEN connection was lost, connecting again", error=str(error).strip())
                 await asyncio.sleep(LISTEN_AGAIN_AFTER_S)

@@ -15,6 +15,7 @@ from psycopg_pool import PoolTimeout
 
 from webhooks.db import BLOCK, LIMITS, Connection, Cursor, Statement, Transaction, at_once, draw, transaction
 from webhooks.db.connect import Connections, is_lost
+from webhooks.db.pulse import Pulse
 from webhooks.embedded import embedded
 from webhooks.marks import Marks
 from webhooks.observe import Health
@@ -33,6 +34,7 @@ class Pool:
     Attributes:
         url: the database's address.
         database: how its connections are opened, and all of them dropped.
+        pulse: whether this process can write now, and why not (`pulse.away`).
         process: this process's name in `claimed_by`: host, pid and four random bytes.
         backoff: the wait between charged attempts.
         renewer: keeps the leases of this process's claims alive.
@@ -48,6 +50,7 @@ class Pool:
         self.process = f"{socket.gethostname()}:{os.getpid()}:{secrets.token_hex(4)}"
         self.backoff = Backoff(timedelta(seconds=settings.backoff_base_s), timedelta(seconds=settings.backoff_max_s))
         self.database = Connections(url, prepare=settings.prepare)
+        self.pulse = Pulse(self.database)
         self.renewer = Renewer(self.database.connect_in_thread)
         self.connections = self.database.pool(MOST_CONNECTIONS)
         self.settling = Settling(self)
@@ -78,10 +81,12 @@ class Pool:
         pool = cls(address, settings)
         await pool.connections.open()
         pool.renewer.start()
+        pool.pulse.start()
         try:
             yield pool
         finally:
             try:
+                await pool.pulse.stop()
                 await pool.settling.stop()
                 await pool.renewer.stop()
             finally:

@@ -7,12 +7,14 @@ import os
 from collections.abc import AsyncGenerator, Coroutine, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
-from typing import Any, LiteralString, NamedTuple, TypeVar, cast
+from typing import Any, LiteralString, NamedTuple, Protocol, TypeVar, cast
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import AsyncConnection, AsyncCursor
 from psycopg.sql import SQL, Composable, Composed, Identifier, Literal
 
+from webhooks.db.sqlstate import is_about_the_server
 from webhooks.errors import WebhooksError
 
 T = TypeVar("T")
@@ -31,6 +33,17 @@ _COMMON: LiteralString = (
 LIMITS: LiteralString = "SELECT set_config('lock_timeout', '1s', true), " + _COMMON
 IMPATIENT: LiteralString = "SELECT set_config('lock_timeout', '100ms', true), " + _COMMON
 BEGIN: LiteralString = START + "; " + LIMITS
+
+
+class Watcher(Protocol):
+    """Who is told what becomes of a connection's transactions."""
+
+    def answered(self) -> None: ...
+
+    def failed(self, error: psycopg.Error) -> None: ...
+
+
+WATCHERS: WeakKeyDictionary[Connection, Watcher] = WeakKeyDictionary()
 
 SCHEMA = os.environ.get("WEBHOOKS_SCHEMA") or None
 
@@ -130,16 +143,28 @@ async def at_once(
             await connection.execute(limits)
             cursors = [await connection.execute(query, params) for query, params in statements]
             await connection.execute("COMMIT", prepare=False)
-    except BaseException:
-        await _rolled_back(connection)
+    except BaseException as error:
+        await _rolled_back(connection, error)
         raise
+    _answered(connection)
     return cursors
 
 
-async def _rolled_back(connection: Connection) -> None:
+async def _rolled_back(connection: Connection, error: BaseException) -> None:
+    """Leave a connection ready for the next transaction, or closed where the server is not to be asked again."""
+    if isinstance(error, psycopg.Error) and is_about_the_server(error):
+        if (watcher := WATCHERS.get(connection)) is not None:
+            watcher.failed(error)
+        if error.sqlstate is not None:
+            await connection.close()
     if not connection.closed:
         with suppress(psycopg.Error):
             await connection.execute("ROLLBACK", prepare=False)
+
+
+def _answered(connection: Connection) -> None:
+    if (watcher := WATCHERS.get(connection)) is not None:
+        watcher.answered()
 
 
 async def draw(tx: Transaction) -> int:
@@ -179,9 +204,10 @@ async def transaction(connection: Connection, limits: LiteralString = "") -> Asy
         yield tx
         if tx.ended is None:
             tx.ended = (await connection.execute("COMMIT", prepare=False)).statusmessage
-    except BaseException:
-        await _rolled_back(connection)
+    except BaseException as error:
+        await _rolled_back(connection, error)
         raise
+    _answered(connection)
     if tx.ended != "COMMIT":
         raise RolledBack("nothing was committed: a statement failed and its error was swallowed")
 

@@ -12,10 +12,11 @@ import asyncio
 import os
 import socket
 import threading
-from collections.abc import Mapping
+import time
+from collections.abc import Callable, Mapping
 from contextlib import suppress
 from typing import Any, LiteralString
-from weakref import WeakSet
+from weakref import WeakKeyDictionary
 
 import psycopg
 from psycopg import AsyncConnection
@@ -24,7 +25,7 @@ from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.rows import dict_row
 from psycopg_pool import AsyncConnectionPool
 
-from webhooks.db import Connection
+from webhooks.db import WATCHERS, Connection
 from webhooks.errors import ConfigurationError
 
 BlockingConnection = psycopg.Connection[dict[str, Any]]
@@ -35,7 +36,8 @@ ANSWERED_WITHIN_S = 2.0
 GREETING: LiteralString = (
     "SELECT set_config('DateStyle', 'ISO, MDY', false), set_config('TimeZone', 'UTC', false),"
     " current_database() AS database, getdatabaseencoding() AS encoding,"
-    " pg_is_in_recovery() AS standby, current_setting('transaction_read_only')::boolean AS read_only"
+    " pg_is_in_recovery() AS standby, current_setting('transaction_read_only')::boolean AS read_only,"
+    " pg_postmaster_start_time()::text AS server"
 )
 
 
@@ -75,6 +77,8 @@ class Connections:
 
     Attributes:
         failure: why the last try to connect failed; empty when it did not.
+        answered_at: when a transaction was last committed, by the monotonic clock.
+        on_failure: told of transactions that failed for a reason that lies with the server.
 
     Raises:
         ConfigurationError: the address cannot be read.
@@ -83,10 +87,13 @@ class Connections:
     def __init__(self, url: str, *, prepare: bool = True, writes: bool = True) -> None:
         self.url = url
         self.failure = ""
+        self.answered_at = 0.0
+        self.on_failure: Callable[[psycopg.Error], None] | None = None
         self._parameters = parameters(url)
         self._prepare_threshold = 5 if prepare else None
         self._writes = writes
-        self._open: WeakSet[psycopg.BaseConnection[Any]] = WeakSet()
+        # Each with the start of the server that it leads to, once that is known.
+        self._open: WeakKeyDictionary[psycopg.BaseConnection[Any], str | None] = WeakKeyDictionary()
         self._opening = threading.Lock()  # the lease renewer connects in a thread of its own
 
     async def connect(self, url: str | None = None) -> Connection:
@@ -108,7 +115,7 @@ class Connections:
                 **(self._parameters if url is None else parameters(url)),
             )
         except Exception as error:
-            self.failure = _line(error)
+            self.failure = one_line(error)
             raise
         await self.greet(connection)
         return connection
@@ -122,12 +129,16 @@ class Connections:
             prepare_threshold=self._prepare_threshold,
             **self._parameters,
         )
+        given_up = threading.Timer(ANSWERED_WITHIN_S, shut, [connection])
+        given_up.start()
         try:
             self._register(connection)
-            self._judge(connection.execute(GREETING, prepare=False).fetchone())
+            self._judge(connection, connection.execute(GREETING, prepare=False).fetchone())
         except BaseException:
             connection.close()
             raise
+        finally:
+            given_up.cancel()
         return connection
 
     def pool(self, most: int) -> AsyncConnectionPool[Connection]:
@@ -161,29 +172,46 @@ class Connections:
         # Against a server that froze just now, no time-out around the driver's call ends it.
         given_up = asyncio.get_running_loop().call_later(ANSWERED_WITHIN_S, shut, connection)
         try:
-            self._judge(await (await connection.execute(GREETING, prepare=False)).fetchone())
+            self._judge(connection, await (await connection.execute(GREETING, prepare=False)).fetchone())
         except BaseException as error:
-            self.failure = _line(error)
+            self.failure = one_line(error)
             await connection.close()
             raise
         finally:
             given_up.cancel()
         self.failure = ""
 
-    def drop(self) -> None:
-        """Shut the sockets of all connections there are: whatever waits on one ends at once, and its owner connects
-        anew."""
+    def drop(self, *, but: str | None = None) -> None:
+        """Shut the sockets of all connections there are: whatever waits on them ends at once, and their owners connect
+        anew.
+
+        Args:
+            but: the start of a server: connections that lead there are left alone.
+        """
         with self._opening:
-            connections = list(self._open)
-            self._open.clear()
+            connections = [connection for connection, server in self._open.items() if but is None or server != but]
         for connection in connections:
             shut(connection)
 
-    def _register(self, connection: psycopg.BaseConnection[Any]) -> None:
-        with self._opening:
-            self._open.add(connection)
+    def answered(self) -> None:
+        """Take note that a transaction was committed."""
+        self.answered_at = time.monotonic()
 
-    def _judge(self, answer: Mapping[str, Any] | None) -> None:
+    def failed(self, error: psycopg.Error) -> None:
+        """Take note that a transaction failed for a reason that lies with the server."""
+        if self.on_failure is not None:
+            self.on_failure(error)
+
+    def _register(self, connection: psycopg.BaseConnection[Any]) -> None:
+        self._lead(connection, None)
+        if isinstance(connection, AsyncConnection):
+            WATCHERS[connection] = self
+
+    def _lead(self, connection: psycopg.BaseConnection[Any], server: str | None) -> None:
+        with self._opening:
+            self._open[connection] = server
+
+    def _judge(self, connection: psycopg.BaseConnection[Any], answer: Mapping[str, Any] | None) -> None:
         if answer is None:
             raise RuntimeError("the database answered nothing")
         if answer["encoding"] != "UTF8":
@@ -193,6 +221,7 @@ class Connections:
             )
         if self._writes and (reason := takes_no_writes(answer)):
             raise ReadOnlySqlTransaction(reason)
+        self._lead(connection, answer["server"])
 
 
 def takes_no_writes(answer: Mapping[str, Any]) -> str | None:
@@ -218,5 +247,6 @@ def is_lost(connection: Connection) -> bool:
     return connection.closed
 
 
-def _line(error: BaseException) -> str:
+def one_line(error: BaseException) -> str:
+    """Return an error's message as one line."""
     return " ".join(str(error).split()) or type(error).__name__
