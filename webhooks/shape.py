@@ -1,26 +1,35 @@
 """Whether a gated table has the columns and indexes its gate needs, and the statement that adds what it lacks.
 
-`LIKE gated INCLUDING ALL` copies the columns once; a later change of `gated` reaches no table made before.
+`LIKE gated INCLUDING ALL` copies the columns once; a later change of `gated` reaches no table made before. What is
+printed runs as it is, top down, on the table there is: an enum's column becomes text together with the indexes and
+checks that compare it, and no index of a partitioned table is built CONCURRENTLY, which PostgreSQL cannot do.
 """
 
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterable, Iterator, Sequence
+from collections.abc import AsyncIterator, Collection, Iterable, Iterator, Sequence
+from dataclasses import dataclass
 from typing import Any
 
+import psycopg
+from psycopg.sql import SQL, Literal
+
 from webhooks.db import SCHEMA, Transaction, regclass
-from webhooks.phase import GATE_COLUMNS, Key, Order, Phase
+from webhooks.db.sqlstate import is_about_the_row, is_about_the_work
+from webhooks.phase import GATE_COLUMNS, LONGEST_NAME, Key, Order, Phase
 
 COLUMNS = (
     "SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,\n"
-    "    pg_get_expr(d.adbin, d.adrelid) AS default\n"
-    "FROM pg_attribute AS a LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum\n"
+    "    pg_get_expr(d.adbin, d.adrelid) AS default, t.typtype = 'e' AS is_enum\n"
+    "FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid\n"
+    "LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum\n"
     "WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped"
 )
 INDEXES = (
-    "SELECT c.relname AS name, i.indisvalid AS valid, i.indisunique AS is_unique, i.indnkeyatts AS keys,\n"
-    "    pg_get_expr(i.indpred, i.indrelid) AS predicate,\n"
+    "SELECT c.relname AS name, i.indisvalid AS valid, i.indisunique AS is_unique, i.indisprimary AS is_primary,\n"
+    "    i.indnkeyatts AS keys, pg_get_expr(i.indpred, i.indrelid) AS predicate,\n"
+    "    pg_get_indexdef(i.indexrelid) AS definition,\n"
     "    ARRAY(\n"
     "        SELECT coalesce(a.attname::text, '') FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)\n"
     "        LEFT JOIN pg_attribute AS a ON a.attrelid = i.indrelid AND a.attnum = k.number ORDER BY k.place\n"
@@ -28,9 +37,63 @@ INDEXES = (
     "FROM pg_index AS i JOIN pg_class AS c ON c.oid = i.indexrelid\n"
     "WHERE i.indrelid = to_regclass(%(table)s) ORDER BY c.relname"
 )
+# The columns it is partitioned by, with '' for an expression; and what else is called as an index of ours would be.
+TABLE = (
+    "SELECT c.relkind = 'p' AS is_partitioned, ARRAY(\n"
+    "        SELECT coalesce(a.attname::text, '') FROM pg_partitioned_table AS p,\n"
+    "            unnest(p.partattrs::int2[]) WITH ORDINALITY AS k (number, place)\n"
+    "        LEFT JOIN pg_attribute AS a ON a.attrelid = c.oid AND a.attnum = k.number\n"
+    "        WHERE p.partrelid = c.oid ORDER BY k.place\n"
+    "    ) AS partitioned_by, ARRAY(\n"
+    "        SELECT o.relname::text FROM pg_class AS o\n"
+    "        WHERE o.relnamespace = c.relnamespace AND starts_with(o.relname, %(prefix)s)\n"
+    "    ) AS taken\n"
+    "FROM pg_class AS c WHERE c.oid = to_regclass(%(table)s)"
+)
+# Checks of the status and nothing else, which say without a row whether a status is allowed. (PostgreSQL 18 can leave
+# a check unenforced; older ones have no such column.)
+CHECKS = (
+    "SELECT c.conname AS name, pg_get_expr(c.conbin, c.conrelid) AS condition FROM pg_constraint AS c\n"
+    "JOIN pg_attribute AS a ON a.attrelid = c.conrelid AND a.attname = 'status' AND c.conkey = ARRAY[a.attnum]\n"
+    "WHERE c.conrelid = to_regclass(%(table)s) AND c.contype = 'c'\n"
+    "    AND coalesce((to_jsonb(c) ->> 'conenforced')::boolean, true) ORDER BY c.conname"
+)
+# What compares a column with values of its type, in the table or in a partition of it: an index or a check, with its
+# definition; and what keeps the type as it is until somebody drops it.
+USES = (
+    "WITH relations AS (\n"
+    "    SELECT to_regclass(%(table)s) AS relid\n"
+    "    UNION SELECT relid FROM pg_partition_tree(to_regclass(%(table)s))\n"
+    "), uses AS (\n"
+    "    SELECT DISTINCT d.classid, d.objid, d.refobjid AS relid FROM relations AS r\n"
+    "    JOIN pg_attribute AS a ON a.attrelid = r.relid AND a.attname = %(column)s\n"
+    "    JOIN pg_depend AS d ON d.refclassid = 'pg_class'::regclass AND d.refobjid = r.relid\n"
+    "        AND d.refobjsubid = a.attnum\n"
+    ")\n"
+    "SELECT 'index' AS what, c.relname AS name, NULL AS of_table, pg_get_indexdef(u.objid) AS definition\n"
+    "FROM uses AS u JOIN pg_index AS i ON u.classid = 'pg_class'::regclass AND i.indexrelid = u.objid\n"
+    "JOIN pg_class AS c ON c.oid = i.indexrelid\n"
+    "WHERE NOT EXISTS (SELECT FROM pg_inherits WHERE inhrelid = u.objid)\n"
+    "UNION ALL\n"
+    "SELECT 'check', c.conname, r.relname, pg_get_constraintdef(c.oid)\n"
+    "FROM uses AS u JOIN pg_constraint AS c ON u.classid = 'pg_constraint'::regclass AND c.oid = u.objid\n"
+    "JOIN pg_class AS r ON r.oid = c.conrelid\n"
+    "WHERE c.contype = 'c' AND c.coninhcount = 0\n"
+    "UNION ALL\n"
+    "SELECT 'other', CASE WHEN u.classid = 'pg_rewrite'::regclass\n"
+    "        THEN (SELECT pg_describe_object('pg_class'::regclass, ev_class, 0) FROM pg_rewrite WHERE oid = u.objid)\n"
+    "        ELSE pg_describe_object(u.classid, u.objid, 0) END, NULL, NULL\n"
+    "FROM uses AS u LEFT JOIN pg_attrdef AS v ON u.classid = 'pg_attrdef'::regclass AND v.oid = u.objid\n"
+    "LEFT JOIN pg_attribute AS a ON a.attrelid = v.adrelid AND a.attnum = v.adnum\n"
+    "WHERE u.classid IN ('pg_rewrite'::regclass, 'pg_trigger'::regclass, 'pg_policy'::regclass)\n"
+    "    OR a.attname <> %(column)s\n"
+    "ORDER BY 1, 2"
+)
 # What `quote_ident()` quotes besides names that are not plain.
 KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
+# `::text`, `::character varying(20)`, `::shop."Order state"[]`
+_CAST = re.compile(r'::(?:(?:\w+|"(?:[^"]|"")+")\.)?(?:character varying|\w+|"(?:[^"]|"")+")(?:\(\d+\))?(?:\[\])?')
 
 
 class Names:
@@ -55,7 +118,37 @@ class Names:
         return self.column(name) if SCHEMA is None else f"{self.column(SCHEMA)}.{self.column(name)}"
 
 
-async def faults(tx: Transaction, table: str, key: Key, order: Order, phases: Sequence[Phase]) -> list[str]:
+@dataclass(frozen=True, slots=True)
+class Table:
+    """A table as it is.
+
+    Args:
+        name: its name.
+        names: how names are printed.
+        partitioned_by: the columns that its rows are partitioned by, with `''` for an expression.
+        is_partitioned: whether it is.
+        taken: what other tables and indexes are called.
+    """
+
+    name: str
+    names: Names
+    partitioned_by: Sequence[str]
+    is_partitioned: bool
+    taken: Collection[str]
+
+    @property
+    def printed(self) -> str:
+        return self.names.relation(self.name)
+
+    @property
+    def concurrently(self) -> str:
+        """How an index is built or dropped without holding up who writes; impossible where there are partitions."""
+        return "" if self.is_partitioned else "CONCURRENTLY "
+
+
+async def faults(
+    tx: Transaction, table: str, key: Key, order: Order, phases: Sequence[Phase], escalated: str
+) -> list[str]:
     """Return one sentence for each thing the table lacks, ending in the statement to run. See `Gate.check`."""
     wanted = {column["name"]: column for column in await _read(tx, COLUMNS, "gated")}
     if not wanted:
@@ -69,20 +162,31 @@ async def faults(tx: Transaction, table: str, key: Key, order: Order, phases: Se
             f"the table {name} does not exist: CREATE TABLE {name} ({keys}…, "
             f"PRIMARY KEY ({names.columns(key.columns)}), LIKE gated INCLUDING ALL) WITH (fillfactor = 80);"
         ]
+    [here] = await _read(tx, TABLE, table, prefix=_plain_name(table))
+    seen = Table(table, names, **here)
+    if own := sorted(set(seen.partitioned_by) & set(GATE_COLUMNS)):
+        return [f"{name} is partitioned by {', '.join(own)}, which claims change: partition it by what stays the same"]
     first_ready = phases[0].ready if phases else ""
     told = [
         f"{name}: {what}: {statement};"
         for column in GATE_COLUMNS
         for what, statement in _column(name, wanted[column], found.get(column), first_ready)
     ]
+    for column in (column for column in found.values() if column["is_enum"] and column["name"] in GATE_COLUMNS):
+        uses = await _read(tx, USES, table, column=column["name"])
+        told.append(f"{name}: {_from_enum(seen, column, wanted[column['name']]['type'], uses)};")
     used = dict.fromkeys(order.columns, "its gate orders by") | dict.fromkeys(key.columns, "is its gate's key")
     told += [
         _absent(name, column, use, found)
         for column, use in used.items()
         if column not in found.keys() | set(GATE_COLUMNS)
     ]
+    if "status" in found:
+        told += [fault async for fault in _checks(tx, seen, found["status"], phases, escalated)]
     indexes = await _read(tx, INDEXES, table)
-    told += [f"{name}: {what}: {statement};" for what, statement in _indexes(names, table, key, order, phases, indexes)]
+    told += [f"{name}: {what}: {statement};" for what, statement in _indexes(seen, key, order, phases, indexes)]
+    if not any(_makes_unique(index, key) for index in indexes):
+        told.append(f"{name}: {_uniqueness(seen, key, indexes)}")
     return told
 
 
@@ -92,8 +196,8 @@ def _absent(table: str, column: str, use: str, found: Collection[str]) -> str:
     return f"{table} has no column {column}, which {use}{hint}"
 
 
-async def _read(tx: Transaction, query: Any, table: str) -> list[dict[str, Any]]:
-    return await (await tx.execute(query, {"table": regclass(table)})).fetchall()
+async def _read(tx: Transaction, query: Any, table: str, **more: object) -> list[dict[str, Any]]:
+    return await (await tx.execute(query, {"table": regclass(table), **more})).fetchall()
 
 
 def _column(
@@ -111,7 +215,7 @@ def _column(
                 statement += f"; {alter} " + ("DROP DEFAULT" if default is None else f"SET DEFAULT {default}")
         yield f"column {name} is missing", statement
         return
-    if found["type"] != wanted["type"]:
+    if found["type"] != wanted["type"] and not found["is_enum"]:
         yield f"column {name} is {found['type']}, not {wanted['type']}", f"{alter} TYPE {wanted['type']}"
     if wanted["not_null"] and not found["not_null"]:
         yield f"column {name} may be NULL", f"{alter} SET NOT NULL"
@@ -121,36 +225,121 @@ def _column(
         yield f"column {name} has another default", f"{alter} SET DEFAULT {default}"
 
 
+def _from_enum(table: Table, found: dict[str, Any], wanted: str, uses: Sequence[dict[str, Any]]) -> str:
+    """Say how a column of an enum becomes one of text, in one transaction with what compares it with the enum's values.
+
+    What cannot be made again from its definition (a view, a trigger, a policy, a generated column) is named.
+    """
+    column, names = table.names.column(found["name"]), table.names
+    compared = [use for use in uses if use["definition"] and _retyped(use["definition"], found) != use["definition"]]
+    indexes = [use for use in compared if use["what"] == "index"]
+    checks = [use for use in compared if use["what"] == "check"]
+    default = found["default"]
+    changes = [f"ALTER COLUMN {column} DROP DEFAULT"] if default else []
+    changes.append(f"ALTER COLUMN {column} TYPE {wanted} USING {column}::{wanted}")
+    changes += [f"ALTER COLUMN {column} SET DEFAULT {_retyped(default, found)}"] if default else []
+    alter = "ALTER TABLE {} {} CONSTRAINT {}"
+    statements = [
+        "BEGIN",
+        *(f"DROP INDEX {names.relation(index['name'])}" for index in indexes),
+        *(alter.format(names.relation(use["of_table"]), "DROP", names.column(use["name"])) for use in checks),
+        f"ALTER TABLE {table.printed} {', '.join(changes)}",
+        *(
+            f"{alter.format(names.relation(use['of_table']), 'ADD', names.column(use['name']))} "
+            f"{_retyped(use['definition'], found)}"
+            for use in checks
+        ),
+        *(_retyped(index["definition"], found).replace(" ON ONLY ", " ON ") for index in indexes),
+        "COMMIT",
+    ]
+    others = [use["name"] for use in uses if use["what"] == "other"]
+    first = f" (drop before, and make again afterwards: {', '.join(others)})" if others else ""
+    return f"column {column} is {found['type']}, not {wanted}{first}: {'; '.join(statements)}"
+
+
+def _retyped(definition: str, column: dict[str, Any]) -> str:
+    """Return a definition as it reads once the column is text."""
+    if not column["is_enum"]:
+        return definition
+    return re.sub(rf"::{re.escape(column['type'])}(?![\w.])", "::text", definition)
+
+
+async def _checks(
+    tx: Transaction, table: Table, status: dict[str, Any], phases: Sequence[Phase], escalated: str
+) -> AsyncIterator[str]:
+    """Try the gate's statuses against the checks that read the status alone; nothing is written."""
+    given = [each for phase in phases for each in (phase.ready, phase.claimed, *phase.done)]
+    statuses = list(dict.fromkeys([*given, escalated] if phases else []))
+    for check in await _read(tx, CHECKS, table.name):
+        condition = _retyped(check["condition"], status)
+        if refused := [each for each in statuses if not await _allows(tx, condition, each)]:
+            name, values = table.names.column(check["name"]), ", ".join(f"'{each}'" for each in refused)
+            yield (
+                f"{table.printed}: the check {name} does not allow the status {', '.join(refused)}: "
+                f"ALTER TABLE {table.printed} DROP CONSTRAINT {name}, "
+                f"ADD CONSTRAINT {name} CHECK ({condition} OR status IN ({values}));"
+            )
+
+
+async def _allows(tx: Transaction, condition: str, status: str) -> bool:
+    """Evaluate a check. What it says of NULL counts as yes, as everywhere."""
+    query = SQL("SELECT coalesce({}, true) AS allowed FROM (VALUES ({}::text)) AS tried (status)").format(
+        # As PostgreSQL itself prints it, and without parameters, so that no percent sign means anything.
+        SQL(condition),  # pyright: ignore[reportArgumentType]
+        Literal(status),
+    )
+    try:
+        async with tx.connection.transaction(force_rollback=True):
+            row = await (await tx.execute(query)).fetchone()
+    except psycopg.Error as error:
+        if not is_about_the_work(error):
+            raise
+        return not is_about_the_row(error)  # a function that raises refuses; one that is not found says nothing
+    return row is None or bool(row["allowed"])
+
+
 def _indexes(
-    naming: Names, table: str, key: Key, order: Order, phases: Sequence[Phase], indexes: list[dict[str, Any]]
+    table: Table, key: Key, order: Order, phases: Sequence[Phase], indexes: list[dict[str, Any]]
 ) -> Iterator[tuple[str, str]]:
-    keys = naming.columns(key.columns)
-    if not any(_makes_unique(index, key) for index in indexes):
-        yield f"({keys}) is not unique", f"ALTER TABLE {naming.relation(table)} ADD PRIMARY KEY ({keys})"
+    names, concurrently = table.names, table.concurrently
     for index in indexes:
         if "lease_until" in index["columns"]:
             yield (
                 f"index {index['name']} makes every renewal slow",
-                f"DROP INDEX CONCURRENTLY {naming.relation(index['name'])}",
+                f"DROP INDEX {concurrently}{names.relation(index['name'])}",
             )
-    names = {index["name"] for index in indexes}
     covered = {status: index for index in indexes for status in statuses_of(index["predicate"])}
     covered |= {status: index for index in indexes if index["valid"] for status in statuses_of(index["predicate"])}
     for phase in phases:
         if phase.ready not in covered:
-            columns, where = order.written(naming.column), f"status = '{phase.ready}'"
-            yield (
-                f"no index finds the rows in {phase.ready}",
-                _create(naming, table, phase.ready, columns, where, names),
-            )
+            columns, where = order.written(names.column), f"status = '{phase.ready}'"
+            yield f"no index finds the rows in {phase.ready}", _create(table, phase.ready, columns, where)
     claimed = [phase.claimed for phase in phases]
     if missing := [status for status in claimed if status not in covered]:
         where = "status IN ({})".format(", ".join(f"'{status}'" for status in missing))
-        yield f"no index finds the rows in {', '.join(missing)}", _create(naming, table, "claimed", keys, where, names)
+        columns = names.columns(key.columns)
+        yield f"no index finds the rows in {', '.join(missing)}", _create(table, "claimed", columns, where)
     waited_for = [*(phase.ready for phase in phases), *claimed]
-    invalid = {covered[status]["name"] for status in waited_for if status in covered and not covered[status]["valid"]}
-    for name in sorted(invalid):
-        yield f"index {name} was never finished", f"REINDEX INDEX CONCURRENTLY {naming.relation(name)}"
+    invalid = [covered[status] for status in waited_for if status in covered and not covered[status]["valid"]]
+    for name, definition in sorted({index["name"]: index["definition"] for index in invalid}.items()):
+        # Of a partitioned table it is one that not every partition has a part of; building parts anew adds none.
+        again = f"DROP INDEX {names.relation(name)}; {definition.replace(' ON ONLY ', ' ON ')}"
+        anew = f"REINDEX INDEX CONCURRENTLY {names.relation(name)}"
+        yield f"index {name} was never finished", again if table.is_partitioned else anew
+
+
+def _uniqueness(table: Table, key: Key, indexes: Sequence[dict[str, Any]]) -> str:
+    keys = table.names.columns(key.columns)
+    if missing := [column for column in table.partitioned_by if column not in key.columns]:
+        by = ", ".join(column or "an expression" for column in table.partitioned_by)
+        wider = ", ".join((*key.columns, *missing))
+        remedy = f'name it in the gate\'s key too (key="{wider}"), or ' if all(missing) else ""
+        return (
+            f"({keys}) is not unique, and cannot be, as the table is partitioned by {by}: {remedy}"
+            f"partition it by ({keys})"
+        )
+    what = "UNIQUE" if any(index["is_primary"] for index in indexes) else "PRIMARY KEY"
+    return f"({keys}) is not unique: ALTER TABLE {table.printed} ADD {what} ({keys});"
 
 
 def _makes_unique(index: dict[str, Any], key: Key) -> bool:
@@ -162,13 +351,18 @@ def _makes_unique(index: dict[str, Any], key: Key) -> bool:
     )
 
 
-def _create(naming: Names, table: str, of: str, columns: str, where: str, taken: set[str]) -> str:
-    name = plain = re.sub(r"\W", "_", f"{table}_{of}")
-    number = 1
+def _create(table: Table, of: str, columns: str, where: str) -> str:
+    taken, number, name = table.taken, 1, _plain_name(f"{table.name}_{of}")
     while name in taken:
         number += 1
-        name = f"{plain}_{number}"
-    return f"CREATE INDEX CONCURRENTLY {naming.column(name)} ON {naming.relation(table)} ({columns}) WHERE {where}"
+        name = _plain_name(f"{table.name}_{of}", f"_{number}")
+    return f"CREATE INDEX {table.concurrently}{table.names.column(name)} ON {table.printed} ({columns}) WHERE {where}"
+
+
+def _plain_name(text: str, end: str = "") -> str:
+    """Return a name that needs no quotes as far as its letters go, not longer than PostgreSQL keeps one."""
+    room = LONGEST_NAME - len(end)
+    return re.sub(r"\W", "_", text).encode()[:room].decode(errors="ignore") + end
 
 
 def statuses_of(predicate: str | None) -> set[str]:
@@ -178,8 +372,8 @@ def statuses_of(predicate: str | None) -> set[str]:
     """
     if predicate is None:
         return set()
-    bare = re.sub(r"'[^']*'", "", predicate)
-    if set(re.findall(r"\w+", bare)) - {"status", "ANY", "ARRAY", "OR", "text", "character", "varying"}:
+    bare = _CAST.sub("", re.sub(r"'[^']*'", "", predicate))
+    if set(re.findall(r"\w+", bare)) - {"status", "ANY", "ARRAY", "OR"}:
         return set()
     if re.search(r"[<>!~]", bare):
         return set()

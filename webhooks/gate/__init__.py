@@ -202,7 +202,7 @@ class Gate(Generic[Row]):
         Returns:
             One sentence a fault, each ending in the statement that mends it; empty when all is well.
         """
-        return await faults(tx, self.table, self.key, self.order, tuple(self.phases.values()))
+        return await faults(tx, self.table, self.key, self.order, tuple(self.phases.values()), self.escalated)
 
     # ---- from outside, in somebody's transaction
 
