@@ -26,7 +26,7 @@ TITLES = (
     "The log fills up with one warning",
 )
 
-COMPANY = "INSERT INTO companies (id, name) VALUES (%(company)s, %(company)s) ON CONFLICT DO NOTHING"
+COMPANY = "INSERT INTO companies (id, name) VALUES (%(company)s, %(company)s) ON CONFLICT (id) DO NOTHING"
 AGENT = """
 INSERT INTO agents (company_id, id, name, adapter) VALUES (%(company)s, %(id)s, %(name)s, %(adapter)s)
 ON CONFLICT (company_id, id) DO UPDATE SET adapter = excluded.adapter

@@ -101,7 +101,7 @@ async def close_issue(event: Event[IssueEvent], tx: Transaction) -> None:
 
 
 FIND = "SELECT id FROM issues WHERE company_id = %(company_id)s AND external_ref = %(external_ref)s"
-ENTER = "INSERT INTO companies (id, name) VALUES (%(company_id)s, %(company_id)s) ON CONFLICT DO NOTHING"
+ENTER = "INSERT INTO companies (id, name) VALUES (%(company_id)s, %(company_id)s) ON CONFLICT (id) DO NOTHING"
 # `claim_seq` is there once somebody has begun, and for good.
 RETELL = """
 UPDATE issues SET assigned_agent_id = %(assigned_agent_id)s, title = %(title)s, body = %(body)s,

@@ -10,6 +10,7 @@ from typing import Any
 import pytest
 from consumers import arrival, quick, stories
 from gates import elsewhere, sql, until_blocked
+from structlog.testing import capture_logs
 from wire import How, wired
 
 from webhooks import Consumer, Event, Gate, GitHub, Pool, Shortcut, Transaction, accept
@@ -308,6 +309,50 @@ async def test_a_delivery_that_the_database_refuses_takes_no_neighbour_with_it(h
     assert [getattr(answer, "status", None) for answer in answers] == ["accepted", None, "accepted"]
     assert isinstance(answers[1], Unavailable)
     assert not here.accepter.away
+
+
+async def behind_its_data(here: Inbox) -> None:
+    """As in a logical replica: the rows are there, and the sequence begins again."""
+    await here.all(*(arrival(b"x", key=f"before-{number}") for number in range(3)))
+    await here.sql("SELECT setval(pg_get_serial_sequence('deliveries', 'id'), 1, false)")
+
+
+async def test_a_number_that_is_taken_is_no_copy_but_an_error_that_says_what_to_run(here: Inbox) -> None:
+    await behind_its_data(here)
+    with capture_logs() as logs, pytest.raises(Unavailable):
+        await here.all(arrival(b"y", key="new"))
+    [told] = [line for line in logs if line["event"] == "a delivery was refused"]
+    assert told["log_level"] == "error"
+    assert "deliveries_pkey" in told["error"]
+    reason = here.pool.health.degraded["deliveries"]
+    assert told["error"] in reason
+    remedy = reason[reason.index("SELECT setval") :]
+    await here.sql(remedy)
+    assert [answer.status for answer in await here.all(arrival(b"y", key="new"))] == ["accepted"]
+    assert here.pool.health.degraded == {}
+
+
+async def test_a_copy_is_found_by_its_key_though_the_next_number_is_taken(here: Inbox) -> None:
+    await behind_its_data(here)
+    assert [answer.status for answer in await here.all(arrival(b"x", key="before-1"))] == ["duplicate"]
+
+
+@pytest.mark.parametrize(
+    "forbidding",
+    [
+        "CREATE UNIQUE INDEX one_body ON deliveries (md5(body))",
+        "ALTER TABLE deliveries ADD CONSTRAINT one_body EXCLUDE (source WITH =)",
+        "ALTER TABLE deliveries ADD CONSTRAINT one_body CHECK (length(body) > 1) NOT VALID",
+    ],
+)
+async def test_whatever_else_a_table_forbids_is_an_error_with_its_name(here: Inbox, forbidding: str) -> None:
+    await here.all(arrival(b"x", key="first"))
+    await here.sql(forbidding)
+    with capture_logs() as logs, pytest.raises(Unavailable):
+        await here.all(arrival(b"x", key="second"))
+    assert any("one_body" in line.get("error", "") for line in logs if line["event"] == "a delivery was refused")
+    assert "one_body" in here.pool.health.degraded["deliveries"]
+    assert [row["dedup_key"] for row in await here.rows()] == ["first"]
 
 
 # Away

@@ -19,10 +19,12 @@ import structlog
 from webhooks import inbox
 from webhooks.consumer import Consumer
 from webhooks.db import Connection, Ready, Transaction, transaction
+from webhooks.db.sqlstate import is_about_the_work
 from webhooks.delivery import Delivery
 from webhooks.errors import Unavailable, Unreadable
 from webhooks.inbox import NO_HANDLER, Accepted, Copy, Identity, identity
 from webhooks.pool import Pool
+from webhooks.text import message_of
 from webhooks.wire import Wire
 
 log = structlog.get_logger(__name__)
@@ -66,7 +68,7 @@ async def store(tx: Transaction, consumer: Consumer, arrivals: Sequence[Delivery
         arrivals: of several copies among them the first counts.
 
     Returns:
-        What became of each. One that is missing is just being stored by somebody else: whoever sent it tries again.
+        What became of each. One that is missing was there, and is gone again: whoever sent it tries again.
     """
     first = {identity(arrival): arrival for arrival in reversed(arrivals)}
     new = await inbox.insert(tx, list(first.values()))
@@ -108,6 +110,7 @@ class Accepter:
         self._queue: deque[Waiting] = deque()
         self._waiting_bytes = 0
         self._unanswered: set[asyncio.Future[Accepted]] = set()
+        self._health = pool.health
         self._arrived = asyncio.Event()
         self._pulse = pool.pulse
         self._wires = [Wire(pool) for _ in range(FLUSHES_AT_ONCE)]
@@ -211,7 +214,7 @@ class Accepter:
             if isinstance(error, Unavailable):
                 break
             if wire.up:
-                log.warning("a group of deliveries was refused, trying each", count=len(group), error=str(error))
+                log.warning("a group of deliveries was refused, trying each", count=len(group), error=message_of(error))
                 return await self._store_each(wire, group, until)
             # Whether it was stored is unknown: tried again, it may come back as a copy of itself.
             log.warning("the connection was lost under a flush", error=str(error))
@@ -229,19 +232,32 @@ class Accepter:
             if not wire.up:
                 return False
             if error is not None:
-                log.error("a delivery was refused", source=waiting.delivery.source, error=str(error))
+                self._tell_of_refused(waiting.delivery, error)
                 waiting.give(Unavailable("the database refused it just now"))
         return True
+
+    def _tell_of_refused(self, delivery: Delivery, error: BaseException) -> None:
+        """Log why a delivery cannot be stored; until one is, this is a fault of the process's."""
+        reason = " ".join(filter(None, (message_of(error), inbox.advice(error))))
+        log.error("a delivery was refused", source=delivery.source, key=delivery.dedup_key, error=reason)
+        if is_about_the_work(error):
+            self._health.report("deliveries", f"the database refuses to store one: {reason}")
 
     async def _flush(self, group: list[Waiting], limits: LiteralString, connection: Connection) -> None:
         async with transaction(connection, limits) as tx:
             became = await store(tx, self._consumer, [waiting.delivery for waiting in group])
         self._on_moved(tx.moved)
+        if any(accepted.status == "accepted" for accepted in became.values()):
+            self._health.report("deliveries", None)
         for waiting in group:
             key = identity(waiting.delivery)
             accepted = became.get(key)
-            waiting.give(Unavailable("another copy is being stored just now") if accepted is None else accepted)
-            if accepted is not None and accepted.status == "accepted":
+            if accepted is None:
+                log.warning("a copy was here and is gone again", source=waiting.delivery.source, key=key[1])
+                waiting.give(Unavailable("another copy was removed just now"))
+                continue
+            waiting.give(accepted)
+            if accepted.status == "accepted":
                 # Of several copies in one group the first is the new one.
                 became[key] = Accepted(accepted.delivery, "duplicate")
 

@@ -48,7 +48,7 @@ INTEND = compose(
     "INSERT INTO {effects} (idempotency_key, claim_seq, state, input_hash, retry_safe, call_until)\n"
     "VALUES (%(key)s, %(claim_seq)s, 'intended', %(input_hash)s, %(retry_safe)s,\n"
     "    statement_timestamp() + %(timeout)s)\n"
-    "ON CONFLICT DO NOTHING"
+    "ON CONFLICT (idempotency_key) DO NOTHING"
 )
 FIND = compose(
     "SELECT state, claim_seq, input_hash, result, call_until - statement_timestamp() AS call_left\n"

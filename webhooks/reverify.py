@@ -128,7 +128,7 @@ async def reverify(
     settled: dict[int, int] = {}
     for row, delivery, note in good:
         key = identity(delivery)
-        outcome, id_, told = became.get(key, ("refused", None, "another copy is being stored just now: try again"))
+        outcome, id_, told = became.get(key, ("refused", None, "another copy was removed just now: try again"))
         verdicts.append(Verdict(row["id"], row["source"], row["cause"], outcome, id_, note or told))
         if outcome == "accepted":
             became[key] = ("duplicate", id_, "another rejection of the same delivery")

@@ -5,11 +5,14 @@ from __future__ import annotations
 from collections.abc import Sequence
 from dataclasses import dataclass
 from datetime import datetime, timedelta
-from typing import Any, Literal
+from typing import Any
+from typing import Literal as OneOf
 
+from psycopg.errors import UniqueViolation
+from psycopg.sql import Literal
 from pydantic_core import to_json
 
-from webhooks.db import Ready, Transaction, compose, draw
+from webhooks.db import Ready, Transaction, compose, draw, regclass
 from webhooks.delivery import Delivery, Headers
 from webhooks.errors import Unreadable
 from webhooks.gate import Gate
@@ -49,7 +52,7 @@ ACCEPT = compose(
     "SELECT new.source, new.dedup_key, new.origin, new.headers::jsonb, new.body, 'received', %(max_attempts)s\n"
     "FROM unnest(%(sources)b::text[], %(keys)b::text[], %(origins)b::text[], %(headers)b::text[],\n"
     "    %(bodies)b::bytea[]) AS new (source, dedup_key, origin, headers, body)\n"
-    "ON CONFLICT DO NOTHING\n"
+    "ON CONFLICT (source, dedup_key, position) DO NOTHING\n"
     "RETURNING id, source, dedup_key"
 )
 FIND = compose(
@@ -83,7 +86,13 @@ NUDGE = compose(
 )
 LOAD = compose("SELECT headers, body, pruned_at, headers_pruned_at FROM {deliveries} WHERE id = %(id)s")
 
-Status = Literal["accepted", "duplicate", "rearmed"]
+
+ABOVE_THE_DATA = compose(
+    "SELECT setval(pg_get_serial_sequence({name}, 'id'), (SELECT max(id) FROM {deliveries}));",
+    name=Literal(regclass("deliveries")),
+)
+
+Status = OneOf["accepted", "duplicate", "rearmed"]
 
 
 @dataclass(frozen=True, slots=True)
@@ -113,7 +122,8 @@ def identity(delivery: Delivery) -> Identity:
 async def insert(tx: Transaction, arrivals: Sequence[Delivery]) -> dict[Identity, int]:
     """Store what is new, in one statement, and return the ids by (source, dedup key).
 
-    They go in by that order, so that two receivers with the same copies cannot deadlock.
+    They go in by that order, so that two receivers with the same copies cannot deadlock. What has the same key is a
+    copy; anything else that the database refuses is an error.
     """
     ordered = sorted(arrivals, key=identity)
     params: dict[str, object] = {
@@ -126,6 +136,12 @@ async def insert(tx: Transaction, arrivals: Sequence[Delivery]) -> dict[Identity
     }
     cursor = await tx.execute(ACCEPT, params)
     return {(row["source"], row["dedup_key"]): row["id"] for row in await cursor.fetchall()}
+
+
+def advice(error: BaseException) -> str | None:
+    """Say how to mend what keeps deliveries from being stored, where that is known."""
+    taken = isinstance(error, UniqueViolation) and error.diag.constraint_name == "deliveries_pkey"
+    return f"The sequence of its id is behind the data: {ABOVE_THE_DATA.decode()}" if taken else None
 
 
 async def find(tx: Transaction, identities: Sequence[Identity]) -> dict[Identity, Copy]:

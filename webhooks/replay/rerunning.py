@@ -76,7 +76,7 @@ COPY = compose(
     "    FROM unnest(%(ids)s::bigint[], %(keys)s::text[]) AS new (id, key)\n"
     "    JOIN {deliveries} AS d ON d.id = new.id\n"
     "    WHERE d.body IS NOT NULL AND d.headers_pruned_at IS NULL ORDER BY d.source, new.key\n"
-    "    ON CONFLICT DO NOTHING\n"
+    "    ON CONFLICT (source, dedup_key, position) DO NOTHING\n"
     "    RETURNING id, replay_of\n"
     "), decided AS (\n"
     "    INSERT INTO {decisions} (table_name, key, decision, decided_by, reason)\n"

@@ -13,6 +13,7 @@ import structlog
 from webhooks.consumer import Consumer
 from webhooks.db import Connection, ended, transaction
 from webhooks.db.connect import Connections
+from webhooks.db.sequences import OURS, behind
 from webhooks.embedded import EmbeddedServer
 from webhooks.errors import ConfigurationError, Unavailable
 from webhooks.inbox import inbox
@@ -106,7 +107,8 @@ async def prepared(found: Database, settings: Settings, consumer: Consumer, pati
     Raises:
         Unavailable: it did not answer within `patience_s` seconds.
         SchemaBehind: it lacks sections of `schema.sql`.
-        ConfigurationError: a gated table lacks columns or indexes; the message holds the statements to run.
+        ConfigurationError: a gated table lacks columns or indexes, or a sequence of ours is behind its data; the
+            message holds the statements to run.
     """
     async with await _patiently(found.url, settings, patience_s) as connection:
         if found.keeper is None:
@@ -115,6 +117,12 @@ async def prepared(found: Database, settings: Settings, consumer: Consumer, pati
             log.info("migrated the embedded database", sections=applied)
         async with transaction(connection) as tx:
             problems = [problem for gate in (inbox, *consumer.gates.values()) for problem in await gate.check(tx)]
+            sequences = await behind(tx, dict.fromkeys((*OURS, *consumer.gates)))
+    # Numbers of a user's own table may be given by hand, far from where its sequence is.
+    for theirs in (sequence for sequence in sequences if sequence.table not in OURS):
+        log.warning(theirs.told, run=theirs.remedy)
+    if ours := [str(sequence) for sequence in sequences if sequence.table in OURS]:
+        raise ConfigurationError("nothing new can be numbered:\n  " + "\n  ".join(ours))
     if problems:
         raise ConfigurationError("the tables do not fit their gates:\n  " + "\n  ".join(problems))
 
