@@ -181,6 +181,10 @@ def test_json_that_breaks_off_and_an_empty_body_are_noticed() -> None:
     [
         (SECRET, f'"{SECRET}"', "quotes around the secret here are dropped"),
         (SECRET, f"{SECRET} ", "white space around the secret here is dropped"),
+        ("caf\u00e9", "cafe\u0301", "written composed (NFC)"),
+        ("cafe\u0301", "caf\u00e9", "written decomposed (NFD)"),
+        (SECRET, f"{SECRET[:3]}\u200b{SECRET[3:]}", "what cannot be seen inside the secret here is taken out"),
+        (SECRET, f"{SECRET[:3]}\u00a0{SECRET[3:]}", "what cannot be seen inside the secret here is taken out"),
         (SECRET, f"{SECRET}\n", "white space around the secret here is dropped"),
         (f"{SECRET}\n", SECRET, "with a newline after the secret"),
         (f"{SECRET}\r\n", SECRET, "with a CRLF after the secret"),
@@ -194,6 +198,15 @@ def test_a_secret_that_is_written_in_another_way_is_recognised(theirs: str, ours
     text = told(evidence(signed(SENT, theirs), SENT, secrets=(ours,)))
     assert said in text
     assert "WEBHOOKS_SECRET_SHORTCUT" in text
+
+
+def test_an_id_with_a_number_between_full_stops_is_named_and_no_other_header() -> None:
+    recipe = StandardWebhooks.recipe
+    headers = sign(recipe, SENT, "whsec_c2VjcmV0", now=NOW, id="msg.17")
+    case = evidence(headers, SENT, recipe=recipe, source="standard_webhooks", cause="malformed_header", secrets=())
+    text = told(replace(case, secrets=("whsec_c2VjcmV0",)))
+    assert "Webhook-Id has a number between full stops ('msg.17')" in text
+    assert "Webhook-Signature" not in text
 
 
 def test_a_secret_with_a_comma_that_was_cut_in_two_is_recognised() -> None:

@@ -14,7 +14,7 @@ from pydantic import ValidationError
 
 from webhooks.errors import ConfigurationError
 from webhooks.settings import Settings
-from webhooks.source_secrets import dev_secrets, secrets_for
+from webhooks.source_secrets import dev_secrets, previous_secrets, secrets_for
 
 
 def test_an_empty_environment_gives_the_documented_defaults() -> None:
@@ -55,6 +55,8 @@ def test_every_variable_is_read_and_described(monkeypatch: pytest.MonkeyPatch) -
         "WEBHOOKS_CONCURRENCY": "9",
         "WEBHOOKS_DELIVERIES_CONCURRENCY": "11",
         "WEBHOOKS_DRAIN_S": "0",
+        "WEBHOOKS_KEEP_ALIVE_S": "60",
+        "WEBHOOKS_SHUTDOWN_DELAY_S": "5",
         "WEBHOOKS_NOTIFY_URL": "https://pager.example/hook",
         "WEBHOOKS_NOTIFY_SECRET": "whsec_c2VjcmV0",
         "WEBHOOKS_PRUNE_EVERY_S": "3600",
@@ -172,25 +174,37 @@ def test_the_variable_is_the_upper_cased_name_with_underscores(monkeypatch: pyte
 @pytest.mark.parametrize(
     ("content", "secret"),
     [
-        (b"s3cret", "s3cret"),
-        (b"s3cret\n", "s3cret"),
-        (b"s3cret\r\n", "s3cret"),
-        (b"s3cret\n\n", "s3cret\n"),
-        (b" a,b \n", " a,b "),
-        ("naïve\n".encode(), "naïve"),
+        (b"s3cret", ("s3cret",)),
+        (b"s3cret\n", ("s3cret",)),
+        (b"s3cret\r\n", ("s3cret",)),
+        (b"s3cret\n\n", ("s3cret",)),
+        (b"old\n\r\nnew", ("old", "new")),
+        (b"\xef\xbb\xbfs3cret\r\n", ("s3cret",)),
+        ("\u200bs3cret\u2060\n".encode(), ("s3cret",)),
+        ("s3cret\u00a0\n".encode(), ("s3cret",)),
+        (b" a,b \n", (" a,b ",)),
+        ("naïve\n".encode(), ("naïve",)),
     ],
 )
-def test_a_secret_file_is_one_secret_less_one_trailing_newline(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes, secret: str
+def test_a_secret_file_holds_one_secret_a_line_without_what_cannot_be_seen_around_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes, secret: tuple[str, ...]
 ) -> None:
     file = tmp_path / "secret"
     file.write_bytes(content)
     monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB_FILE", str(file))
 
-    assert secrets_for("github") == (secret,)
+    assert secrets_for("github") == secret
 
 
-@pytest.mark.parametrize("content", [b"", b"\n", b"\xff\xfe"])
+def test_a_variable_is_freed_of_what_cannot_be_seen_as_well(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB", "\ufeffold\u200b,\u00a0 new\u00a0")
+    monkeypatch.setenv("WEBHOOKS_SECRET_GITHUB_PREVIOUS", "older\u200b")
+
+    assert secrets_for("github") == ("old", "new")
+    assert previous_secrets("github") == ("older",)
+
+
+@pytest.mark.parametrize("content", [b"", b"\n", b"\xef\xbb\xbf\n", b"\xff\xfe"])
 def test_a_secret_file_that_holds_no_text_is_refused(
     monkeypatch: pytest.MonkeyPatch, tmp_path: Path, content: bytes
 ) -> None:

@@ -6,6 +6,7 @@ import base64
 import hashlib
 import hmac
 import json
+from itertools import combinations
 from pathlib import Path
 from typing import Any
 
@@ -187,7 +188,7 @@ def test_an_unusable_secret_does_not_hide_a_usable_one() -> None:
         ("", "not empty"),
         ("whsec_", "not empty"),
         ("whsec_???", "base64"),
-        ("whsec_abc", "base64"),
+        ("whsec_abcde", "base64"),
         ("whpk_AAAA", "32-byte"),
         ("whsk_" + SHARED[6:], "private key"),
     ],
@@ -274,6 +275,40 @@ def test_an_id_cannot_borrow_from_the_time_beside_it() -> None:
     headers = sign(STANDARD, b"5.tail", SHARED, now=NOW, id="msg_1")
     moved = replaced(replaced(headers, "webhook-id", f"msg_1.{NOW}"), "webhook-timestamp", "5")
     assert cause(STANDARD, moved, b"tail", [SHARED], now=5) == "malformed_header"
+
+
+@pytest.mark.parametrize("identity", ["msg.1a", "evt_2.live", "a.b.c", "msg_1.", ".msg", "2024.x"])
+def test_an_id_may_hold_full_stops_where_no_part_of_it_passes_for_the_time(identity: str) -> None:
+    assert cause(STANDARD, sign(STANDARD, BODY, SHARED, now=NOW, id=identity), BODY, [SHARED]) is None
+
+
+@pytest.mark.parametrize("identity", ["msg.1", f"msg.{NOW}", "a.5.b", "1.2.3", "msg.1.", "x.000000000000001"])
+def test_an_id_whose_part_passes_for_the_time_is_refused(identity: str) -> None:
+    headers = sign(STANDARD, BODY, SHARED, now=NOW, id=identity)
+    assert cause(STANDARD, headers, BODY, [SHARED]) == "malformed_header"
+
+
+@given(st.text("ab.15", min_size=1, max_size=8), st.text("ab.15{", max_size=12), st.data())
+def test_no_rightly_signed_request_can_be_cut_into_another(identity: str, tail: str, data: st.DataObject) -> None:
+    """Whatever is signed, at most one reading of the same bytes is accepted."""
+    body = tail.encode()
+    signed = sign(STANDARD, body, SHARED, now=NOW, id=identity)
+    signature = dict(signed)["webhook-signature"]
+    text = f"{identity}.{NOW}.{tail}"
+    stops = [place for place, letter in enumerate(text) if letter == "."]
+    readings = 0
+    for first, second in combinations(stops, 2):
+        cut = (text[:first], text[first + 1 : second], text[second + 1 :].encode())
+        headers = (("webhook-id", cut[0]), ("webhook-timestamp", cut[1]), ("webhook-signature", signature))
+        now = float(cut[1]) if cut[1].isdigit() else NOW
+        readings += cause(STANDARD, headers, cut[2], [SHARED], now=now) is None
+    assert readings <= 1
+
+
+@pytest.mark.parametrize("secret", [SHARED.rstrip("="), f"v1,{SHARED}", SHARED.removeprefix("whsec_").rstrip("=")])
+def test_a_secret_is_taken_as_dashboards_show_it(secret: str) -> None:
+    check_secret(STANDARD, secret)
+    assert cause(STANDARD, sign(STANDARD, BODY, SHARED, now=NOW, id="msg_1"), BODY, [secret]) is None
 
 
 def test_an_id_that_no_header_can_hold_is_malformed() -> None:

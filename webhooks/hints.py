@@ -179,6 +179,13 @@ def _header(evidence: Evidence) -> Iterator[str]:
             same = "with the same value" if len(set(values)) == 1 else "with different values"
             yield f"{named(name)} came {len(values)} times, {same}: a proxy between the provider and you adds it again"
             return
+    identity = None if recipe.id_header is None else first(headers, recipe.id_header)
+    if recipe.id_header is not None and identity is not None and signatures.reads_two_ways(recipe, identity):
+        yield (
+            f"{named(recipe.id_header)} has a number between full stops ({identity[:60]!r}), which could be read as "
+            "the time that is signed: such a request is not accepted; have the provider send other ids"
+        )
+        return
     written = first(headers, recipe.header)
     if written is not None:
         missing = [named(name) for name in sorted(recipe.headers) if first(headers, name) is None]
@@ -252,7 +259,9 @@ def _appearance(evidence: Evidence, body: bytes) -> Iterator[str]:
         except Unreadable as error:
             yield f"it says that it is JSON and cannot be read ({error}): it may have been cut or changed on the way"
     written = first(evidence.headers, evidence.recipe.header)
-    if evidence.cause == "malformed_header" and written is not None and not _clock(evidence):
+    identity = first(evidence.headers, evidence.recipe.id_header or "")
+    told = identity is not None and signatures.reads_two_ways(evidence.recipe, identity)
+    if evidence.cause == "malformed_header" and written is not None and not told and not _clock(evidence):
         form = f"{evidence.recipe.prefix}… in {evidence.recipe.encoding}"
         yield f"{named(evidence.recipe.header)} is not as the provider writes it, which is {form}"
 

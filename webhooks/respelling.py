@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import base64
 import re
+import unicodedata
 from collections.abc import Iterator, Sequence
 from dataclasses import replace
 from typing import Literal
@@ -14,8 +15,15 @@ from typing import Literal
 from webhooks.delivery import Headers
 from webhooks.senders import named
 from webhooks.signatures import Encoding, Recipe
+from webhooks.source_secrets import UNSEEN
 from webhooks.sources.reading import first
 
+_UNSEEN = dict.fromkeys(map(ord, UNSEEN))
+_FORMS: tuple[tuple[Literal["NFC", "NFD", "NFKC"], str], ...] = (
+    ("NFC", "composed"),
+    ("NFD", "decomposed"),
+    ("NFKC", "in their compatible forms"),
+)
 _HEX = re.compile(r"(?:[0-9a-fA-F]{2})+")
 _DIGESTS: tuple[Literal["sha1", "sha256", "sha512"], ...] = ("sha1", "sha256", "sha512")
 
@@ -31,8 +39,14 @@ def other_secrets(recipe: Recipe, secrets: Sequence[str]) -> Iterator[tuple[str,
             continue
         if len(secret) > 2 and secret[0] == secret[-1] and secret[0] in "\"'":
             yield "if the quotes around the secret here are dropped", recipe, secret[1:-1]
+        for form, what in _FORMS:
+            normal = unicodedata.normalize(form, secret)
+            if normal != secret:
+                yield f"if the letters with marks in the secret here are written {what} ({form})", recipe, normal
         if secret != secret.strip():
             yield "if the white space around the secret here is dropped", recipe, secret.strip()
+        if (seen := secret.translate(_UNSEEN)) != secret:
+            yield "if what cannot be seen inside the secret here is taken out", recipe, seen
         for what, more in (("newline", "\n"), ("CRLF", "\r\n"), ("space", " ")):
             yield f"with a {what} after the secret: the provider's has one at its end", recipe, secret + more
         yield "with a space before the secret: the provider's begins with one", recipe, " " + secret

@@ -170,14 +170,15 @@ def new_secret(recipe: Recipe) -> str:
 
 def _key(recipe: Recipe, secret: str) -> bytes | Ed25519PublicKey:
     if recipe.public_key_prefix is not None and secret.startswith("whpk_"):
-        public = _decoded("base64", secret.removeprefix("whpk_"))
+        public = _decoded("base64", _padded(secret.removeprefix("whpk_")))
         if public is None or len(public) != 32:
             raise ConfigurationError("a whpk_ secret must be the base64 of a 32-byte Ed25519 public key")
         return Ed25519PublicKey.from_public_bytes(public)
     if recipe.public_key_prefix is not None and secret.startswith("whsk_"):
         raise ConfigurationError("a whsk_ secret is the sender's private key; configure its whpk_ public key instead")
     if recipe.key_form == "base64":
-        key = _decoded("base64", secret.removeprefix("whsec_"))
+        # Some dashboards show it as its signatures are written, with the version before it.
+        key = _decoded("base64", _padded(secret.removeprefix("v1,").removeprefix("whsec_")))
         if not key:
             raise ConfigurationError("the secret must be base64, with or without whsec_ before it, and not empty")
         return key
@@ -194,8 +195,8 @@ def _presented(recipe: Recipe, headers: Headers) -> _Presented:
     written = _only(headers, recipe.header)
     identity = "" if recipe.id_header is None else _only(headers, recipe.id_header)
     timestamps = [] if recipe.timestamp_header is None else [_only(headers, recipe.timestamp_header)]
-    if "." in identity and "{id}." in recipe.signed:
-        raise Refused("malformed_header")  # it could be cut elsewhere: the id's tail read as the time, and so on
+    if reads_two_ways(recipe, identity):
+        raise Refused("malformed_header")
 
     entries = [written]
     if recipe.separator is not None:
@@ -219,6 +220,28 @@ def _presented(recipe: Recipe, headers: Headers) -> _Presented:
     if not (digests or public_key_signatures) or len(timestamps) != int(recipe.timed):
         raise Refused("malformed_header")
     return _Presented(tuple(digests), tuple(public_key_signatures), identity, "".join(timestamps))
+
+
+def reads_two_ways(recipe: Recipe, identity: str) -> bool:
+    """Say whether the signed text could be cut elsewhere: a part of the id read as the time, the time as the body.
+
+    Somebody who has one rightly signed request could make another of it by moving the full stops between id, time and
+    body. That takes a part of the id, between full stops, which would pass for a time.
+
+    Args:
+        recipe: how the provider signs.
+        identity: the id as the request gives it.
+    """
+    if "{id}." not in recipe.signed or "." not in identity:
+        return False
+    if recipe.timestamp_format == "rfc3339":
+        return True  # a time has a full stop of its own
+    return any(_DIGITS.fullmatch(part) for part in identity.split(".")[1:])
+
+
+def _padded(text: str) -> str:
+    """Return base64 with the padding that some who show a secret leave out."""
+    return text + "=" * (-len(text) % 4)
 
 
 def _only(headers: Headers, name: str) -> str:

@@ -15,12 +15,16 @@ from typing import Literal
 
 from webhooks.errors import ConfigurationError
 
+# A byte order mark (a zero-width no-break space), the other zero-width ones, no-break spaces, line ends.
+UNSEEN = "\ufeff\u200b\u200c\u200d\u2060\u00a0\u202f\r\n"
+
 
 def secrets_for(source: str) -> tuple[str, ...]:
     """Return the secrets of a source: several while one is being replaced, none when none is set.
 
-    They are the comma-separated parts of ``WEBHOOKS_SECRET_<SOURCE>``, or the whole file that
-    ``WEBHOOKS_SECRET_<SOURCE>_FILE`` names, less one trailing newline.
+    They are the comma-separated parts of ``WEBHOOKS_SECRET_<SOURCE>``, or the lines of the file that
+    ``WEBHOOKS_SECRET_<SOURCE>_FILE`` names. What nobody means to be a part of a secret and an editor or a copy leaves
+    around it is taken away: a byte order mark, zero-width and no-break spaces, empty lines.
 
     Args:
         source: the source's name; upper-cased, and with `_` for `-`, it ends the variable's name.
@@ -33,10 +37,10 @@ def secrets_for(source: str) -> tuple[str, ...]:
     if listed and path:
         raise ConfigurationError(f"{variable} and {variable}_FILE are both set: keep one")
     if path:
-        return (_read_secret(f"{variable}_FILE", Path(path)),)
+        return read_secret_file(f"{variable}_FILE", Path(path))
     if not listed:
         return ()
-    found = tuple(part for part in (part.strip() for part in listed.split(",")) if part)
+    found = tuple(part for part in (bare(part).strip() for part in listed.split(",")) if part)
     if not found:
         raise ConfigurationError(f"{variable} holds no secret, only separators")
     if any("\udc80" <= character <= "\udcff" for character in listed):
@@ -76,7 +80,7 @@ def dev_secrets(home: Path, source: str, kind: Literal["text", "whsec"] = "text"
                 path.chmod(mode)
     except OSError as error:
         raise ConfigurationError(f"cannot keep a secret in {kept}: {error.strerror}") from None
-    return (_read_secret("the secret of --dev", kept),)
+    return read_secret_file("the secret of --dev", kept)
 
 
 def secrets_found(home: Path, source: str) -> tuple[str, ...]:
@@ -96,7 +100,18 @@ def previous_secrets(source: str) -> tuple[str, ...]:
     Nothing is accepted with them: they only explain why a request was refused.
     """
     listed = os.environ.get(f"{secret_variable(source)}_PREVIOUS", "")
-    return tuple(part for part in (part.strip() for part in listed.split(",")) if part)
+    return tuple(part for part in (bare(part).strip() for part in listed.split(",")) if part)
+
+
+def secret_file(source: str) -> Path | None:
+    """Return the file that holds the secrets of a source, where one is named."""
+    path = os.environ.get(f"{secret_variable(source)}_FILE")
+    return Path(path) if path else None
+
+
+def bare(secret: str) -> str:
+    """Return a secret without what cannot be seen at either end: nobody's secret begins or ends with it."""
+    return secret.strip(UNSEEN)
 
 
 def _new_secret(kind: Literal["text", "whsec"]) -> str:
@@ -117,14 +132,23 @@ def _keep(path: Path, secret: str) -> None:
         draft.unlink(missing_ok=True)
 
 
-def _read_secret(variable: str, path: Path) -> str:
+def read_secret_file(variable: str, path: Path) -> tuple[str, ...]:
+    """Return the secrets in a file, one a line.
+
+    Args:
+        variable: what names the file, for the message.
+        path: the file.
+
+    Raises:
+        ConfigurationError: it cannot be read, is not UTF-8 text, or holds no secret.
+    """
     try:
         text = path.read_bytes().decode()
     except OSError as error:
         raise ConfigurationError(f"{variable}: cannot read {path}: {error.strerror}") from None
     except UnicodeDecodeError:
         raise ConfigurationError(f"{variable}: {path} is not UTF-8 text") from None
-    secret = text.removesuffix("\n").removesuffix("\r")
-    if not secret:
+    found = tuple(secret for secret in (bare(line) for line in text.split("\n")) if secret)
+    if not found:
         raise ConfigurationError(f"{variable}: {path} is empty")
-    return secret
+    return found

@@ -2,20 +2,27 @@
 
 from __future__ import annotations
 
+import math
 import os
 import time
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
 
+import structlog
+
 from webhooks.consumer import Consumer
 from webhooks.errors import ConfigurationError
 from webhooks.hooks.left_behind import FOLDER, hook_secrets
 from webhooks.settings import Settings
-from webhooks.signatures import check_secret
-from webhooks.source_secrets import dev_secrets, secret_variable, secrets_for
+from webhooks.signatures import Recipe, check_secret
+from webhooks.source_secrets import dev_secrets, read_secret_file, secret_file, secret_variable, secrets_for
+
+log = structlog.get_logger(__name__)
 
 SETTLED_NS = 1_000_000_000
+LOOK_EVERY_S = 1.0
+TELL_EVERY_S = 60.0
 
 
 @dataclass(frozen=True, slots=True)
@@ -42,7 +49,7 @@ def read_secrets(consumer: Consumer, settings: Settings, *, dev: bool) -> Secret
     Raises:
         ConfigurationError: a source has none, or one that cannot be used; the message names the variable.
     """
-    in_force = {name: secrets_for(name) for name in consumer.sources}
+    in_force: dict[str, tuple[str, ...]] = {name: secrets_for(name) for name in consumer.sources}
     made: dict[str, str] = {}
     for name, source in consumer.sources.items():
         if dev and not in_force[name]:
@@ -59,7 +66,76 @@ def read_secrets(consumer: Consumer, settings: Settings, *, dev: bool) -> Secret
         raise ConfigurationError(
             f"no secret for {', '.join(missing)}: set {variables}, or try it out with webhooks serve --dev"
         )
-    return Secrets(_WithHooks(in_force, settings.home) if dev else in_force, made)
+    files = {name: path for name in consumer.sources if (path := secret_file(name)) is not None}
+    recipes = {name: source.recipe for name, source in consumer.sources.items()}
+    current = _FromFiles(in_force, files, recipes) if files else in_force
+    return Secrets(_WithHooks(current, settings.home) if dev else current, made)
+
+
+class _FromFiles(Mapping[str, tuple[str, ...]]):
+    """Secrets, those from files as the files are now: a rotation needs no new start.
+
+    A file is looked at once a second at most, by what its path leads to at that time: a mounted secret is changed by
+    another target of a symbolic link. One that cannot be used any more leaves the secrets there were, and says so.
+
+    Args:
+        own: those there were at the start.
+        files: by source, where they come from.
+        recipes: by source, what they have to fit.
+    """
+
+    def __init__(
+        self, own: Mapping[str, tuple[str, ...]], files: Mapping[str, Path], recipes: Mapping[str, Recipe]
+    ) -> None:
+        self._current = dict(own)
+        self._files = files
+        self._recipes = recipes
+        self._seen = {name: _state(path) for name, path in files.items()}
+        self._look_at = dict.fromkeys(files, time.monotonic() + LOOK_EVERY_S)
+        self._told_at = dict.fromkeys(files, -math.inf)
+
+    def __getitem__(self, source: str) -> tuple[str, ...]:
+        if source in self._files and time.monotonic() >= self._look_at[source]:
+            self._look_at[source] = time.monotonic() + LOOK_EVERY_S
+            self._look(source)
+        return self._current[source]
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self._current)
+
+    def __len__(self) -> int:
+        return len(self._current)
+
+    def _look(self, source: str) -> None:
+        path = self._files[source]
+        state = _state(path)
+        if state is not None and state == self._seen[source]:
+            return
+        try:
+            found = read_secret_file(f"{secret_variable(source)}_FILE", path)
+            for secret in found:
+                check_secret(self._recipes[source], secret)
+        except ConfigurationError as error:
+            if time.monotonic() - self._told_at[source] >= TELL_EVERY_S:
+                self._told_at[source] = time.monotonic()
+                log.error("the secrets there were stay in force", source=source, file=str(path), error=str(error))
+            return
+        self._seen[source] = state
+        self._told_at[source] = -math.inf
+        if found != self._current[source]:
+            self._current[source] = found
+            log.info("the secrets changed", source=source, file=str(path), secrets=len(found))
+
+
+def _state(path: Path) -> tuple[int, int, int, int] | None:
+    """Return what tells a file from what it was; None for one that is too young to tell two changes apart, or gone."""
+    try:
+        found = path.stat()
+    except OSError:
+        return None
+    if time.time_ns() - found.st_mtime_ns < SETTLED_NS:
+        return None
+    return found.st_dev, found.st_ino, found.st_size, found.st_mtime_ns
 
 
 class _WithHooks(Mapping[str, tuple[str, ...]]):
