@@ -18,7 +18,8 @@
 -- deliveries   The inbox: one line a request whose signature was right, with its exact bytes, and one a further event
 --              of the same request (`parent`, `position` from 1; the body is read from the parent). It is a gated table:
 --              received → applying → processed | ignored, and `dead` when attempts ran out. `parked_on` names the row
---              it waits for. `accepted_xid` orders by visibility, which `id` does not.
+--              it waits for; `wants` says which handler a process needs to claim it. `accepted_xid` orders by visibility,
+--              which `id` does not.
 -- patch_sessions  The patch flow of `handlers/patch_sessions.py`: one line a story.
 -- companies    Who has issues and agents. For those that GitHub tells of it is a repository, by its full name.
 -- agents       Who resolves a company's issues. `adapter` says how it is called: JSON that `handlers/agents.py` reads.
@@ -32,6 +33,8 @@
 -- reconcile_turns  One line a thing that is reconciled on a schedule: whose turn it was, when the next one is.
 -- heartbeat_runs  One line a run in which agents worked their queues; its claims are `attempts.claimed_by = run:<id>`,
 --              which the view `heartbeat_run_items` reads. Nothing infers from it who is alive: leases say that.
+-- processes    One line a process: when it was last seen, what it handles, what is at fault in it. Stays a day.
+-- flow_declarations  What was ever declared about a ready status, and when first: which of two rival flows is in force.
 --
 -- No line names a schema (`search_path` decides), and no column that a renewal writes is indexed.
 
@@ -365,3 +368,41 @@ CREATE TABLE stuck (
     PRIMARY KEY (table_name, key),
     CONSTRAINT stuck_what CHECK (what IN ('claimed', 'freed'))
 );
+
+-- section 10: the fleet
+
+-- One line a process. It lives while `seen_at` is not older than half a minute; one that was stopped in order counts as
+-- long, since the next one may be on its way. `handles` are the events it has handlers for (`source/event`), `accepts` the
+-- sources it knows; `flows` holds, per gated table of a worker, the statuses it knows and by ready status what it does
+-- there. `degraded` is what is at fault in it, by name.
+CREATE TABLE processes (
+    id         text        PRIMARY KEY,
+    app        text        NOT NULL,
+    started_at timestamptz NOT NULL DEFAULT statement_timestamp(),
+    seen_at    timestamptz NOT NULL DEFAULT statement_timestamp(),
+    stopped_at timestamptz,
+    handles    text[]      NOT NULL,
+    accepts    text[]      NOT NULL,
+    flows      jsonb       NOT NULL DEFAULT '{}',
+    degraded   jsonb       NOT NULL DEFAULT '{}'
+) WITH (fillfactor = 50);
+
+-- What was ever declared about a ready status (`claimed: done, done`), and when it was first seen: of two living
+-- processes that disagree, the declaration first seen later is in force.
+CREATE TABLE flow_declarations (
+    table_name  text        NOT NULL,
+    ready       text        NOT NULL,
+    declaration text        NOT NULL,
+    first_seen  timestamptz NOT NULL DEFAULT statement_timestamp(),
+    PRIMARY KEY (table_name, ready, declaration)
+);
+
+-- section 11: what a delivery wants
+
+-- `wants` is the event (`source/event`; `source/` where it cannot be known) that whoever claimed the delivery has no
+-- handler for, and another process has: only such a one claims it from then on, by the second index.
+ALTER TABLE deliveries ADD COLUMN wants text;
+DROP INDEX deliveries_received;
+CREATE INDEX deliveries_received ON deliveries (not_before, id) WHERE status = 'received' AND wants IS NULL;
+CREATE INDEX deliveries_wanting ON deliveries (wants, not_before, id) WHERE status = 'received' AND wants IS NOT NULL;
+CREATE INDEX deliveries_exhausted ON deliveries (id) WHERE status = 'received' AND attempt_count >= max_attempts;

@@ -13,7 +13,7 @@ from handlers.issues import issues
 from handlers.patch_sessions import sessions
 from webhooks import effects, statements
 from webhooks.gate import Gate
-from webhooks.inbox import inbox
+from webhooks.inbox import inbox, wants
 from webhooks.phase import Phase
 
 DIRECTORY = Path(__file__).parent / "sql"
@@ -21,7 +21,7 @@ DIRECTORY = Path(__file__).parent / "sql"
 # What moves a row from outside, with the columns it writes: a snapshot is of what really runs.
 OPENED: dict[str, tuple[LiteralString, ...]] = {
     "patch_sessions": ("sc_id", "title", "story_url"),
-    "deliveries": ("source", "dedup_key", "position", "parent", "origin", "received_at", "event"),
+    "deliveries": ("source", "dedup_key", "position", "parent", "origin", "received_at", "event", "wants"),
     "issues": ("company_id", "assigned_agent_id", "title", "body", "priority", "created_at", "external_ref", "told_at"),
 }
 ADVANCED: dict[str, list[tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
@@ -36,12 +36,12 @@ COMPLETED: dict[str, tuple[str, ...]] = {
     "asked": ("question", "question_comment_id", "asked_at"),
     "drafted": ("patch", "base_commit"),
     "in_review": ("pull_request_number", "pull_request_url"),
-    "processed": ("event", "reason", "parked_on", "parked_since", "moved_rows"),
+    "processed": ("event", "reason", "parked_on", "parked_since", "wants", "moved_rows"),
     "resolved": ("result",),
-    "ignored": ("event", "reason", "parked_on", "parked_since"),
+    "ignored": ("event", "reason", "parked_on", "parked_since", "wants"),
 }
 # What code with a loop of its own claims by.
-EQUAL: dict[str, tuple[str, ...]] = {"issues": ("company_id", "assigned_agent_id")}
+EQUAL: dict[str, tuple[str, ...]] = {"issues": ("company_id", "assigned_agent_id"), "deliveries": ("wants",)}
 NOTED: dict[str, tuple[str, ...]] = {"deliveries": ("event",)}
 
 
@@ -54,6 +54,9 @@ def snapshots() -> dict[str, str]:
         "attempts.any.read": statements.READ_ATTEMPT,
         "decisions.any.record": statements.RECORD_DECISION,
         "deliveries.any.wake_parked": statements.WAKE_PARKED,
+        "deliveries.any.wanted": wants.WANTED,
+        "deliveries.any.handled": wants.HANDLED,
+        "deliveries.any.end_unhandled": wants.END_UNHANDLED,
         "effects.any.intend": effects.INTEND,
         "effects.any.find": effects.FIND,
         "effects.any.intend_again": effects.INTEND_AGAIN,

@@ -22,7 +22,8 @@ from webhooks.db import Connection, Ready, Transaction, transaction
 from webhooks.db.sqlstate import is_about_the_work
 from webhooks.delivery import Delivery
 from webhooks.errors import Unavailable, Unreadable
-from webhooks.inbox import NO_HANDLER, Accepted, Copy, Identity, identity
+from webhooks.inbox import Accepted, Copy, Identity, identity
+from webhooks.inbox.wants import NO_HANDLER, NO_SOURCE
 from webhooks.pool import Pool
 from webhooks.text import message_of
 from webhooks.wire import Wire
@@ -85,7 +86,7 @@ async def store(tx: Transaction, consumer: Consumer, arrivals: Sequence[Delivery
 
 
 def _has_handler_now(consumer: Consumer, delivery: Delivery, copy: Copy) -> bool:
-    if copy.status != "ignored" or not (copy.reason or "").startswith(NO_HANDLER):
+    if copy.status != "ignored" or not (copy.reason or "").startswith((NO_HANDLER, NO_SOURCE)):
         return False
     source = consumer.sources[delivery.source]
     try:

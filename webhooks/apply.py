@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
 from typing import Any
@@ -17,7 +18,8 @@ from webhooks.consumer import Consumer
 from webhooks.db import clean, database_time
 from webhooks.delivery import Event, RawEvent
 from webhooks.errors import Escalate, Ignore, Park, Unreadable
-from webhooks.inbox import NO_HANDLER, Stored, inbox, load
+from webhooks.inbox import Stored, inbox, load
+from webhooks.inbox.wants import NO_HANDLER, NO_SOURCE, handled_elsewhere, want
 from webhooks.outcome import Release, gravest
 from webhooks.sources import Handler
 from webhooks.text import members, message_of, shortened
@@ -25,6 +27,7 @@ from webhooks.text import members, message_of, shortened
 HANDLER_LIMIT_S = 30.0
 AT_ONCE = 5
 PARK_CHECK = timedelta(seconds=15)
+LEFT_AGAIN = timedelta(seconds=5)
 # Of what a handler moved, this much is kept with the delivery; a longer name does not fit into the index.
 MOST_LABELS = 100
 LONGEST_LABEL = 500
@@ -32,10 +35,18 @@ LONGEST_LABEL = 500
 READ_SHARED = SQL("SELECT status FROM {table} WHERE {is_key} FOR SHARE")
 
 
-async def apply(consumer: Consumer, claim: Claim[Stored]) -> None:
-    """Apply one claimed delivery; it ends processed, ignored, split, parked, or by the exception raised.
+async def apply(consumer: Consumer, claim: Claim[Stored], process: str = "") -> bool:
+    """Apply one claimed delivery; it ends processed, ignored, split, parked, left, or by the exception raised.
 
     A deadlock or a serialization failure runs the transaction again at once, without charge, five times at most.
+
+    Args:
+        consumer: its sources and handlers.
+        claim: the delivery.
+        process: this process, as it is registered.
+
+    Returns:
+        Whether it, or a part of it, was left for another process.
 
     Raises:
         Escalate: the body cannot be read, or its data does not fit the handler's model: trying again is of no use.
@@ -46,26 +57,24 @@ async def apply(consumer: Consumer, claim: Claim[Stored]) -> None:
     failures = 0
     while True:
         try:
-            await _apply(consumer, claim)
+            return await _apply(consumer, claim, process)
         except _Aside as aside:
             if isinstance(aside.why, Ignore):
                 await claim.complete("ignored", **_columns(aside.event.name, reason=message_of(aside.why)))
-                return
+                return False
             found = await _park(claim, aside.event, aside.why)
             if found is None:
-                return
+                return False
             if found == parked_before:
                 reason = f"{aside.why.gate.label(aside.why.key)} is {found}: nothing there waits for {aside.event.name}"
                 await claim.complete("ignored", **_columns(aside.event.name, reason=reason))
-                return
+                return False
             # The row moved between the handler's look and ours: the handler decides again, on what is there now.
             parked_before = found
         except Exception as error:
             failures += 1
             if failures > AT_ONCE or not _is_in_the_way(error):
                 raise
-        else:
-            return
 
 
 def _is_in_the_way(error: Exception) -> bool:
@@ -84,13 +93,15 @@ class _Aside(Exception):
     why: Ignore | Park
 
 
-async def _apply(consumer: Consumer, claim: Claim[Stored]) -> None:
+async def _apply(consumer: Consumer, claim: Claim[Stored], process: str) -> bool:
     stored = claim.row
     source = consumer.sources.get(stored.source)
-    if source is None:
-        await claim.complete("ignored", **_columns(None, reason=f"no source is named {stored.source} any more"))
-        return
     async with claim.transaction() as tx:
+        if source is None:
+            if await handled_elsewhere(tx, process, stored.source, [None]):
+                return _leave(tx, stored, None)
+            await tx.done("ignored", **_columns(None, reason=f"{NO_SOURCE}{stored.source} any more"))
+            return False
         try:
             headers, body = await load(tx, stored)
             parsed = source.read(headers, body)
@@ -101,7 +112,9 @@ async def _apply(consumer: Consumer, claim: Claim[Stored]) -> None:
             chosen = [(stored.position, events[stored.position - 1])] if stored.position <= len(events) else []
         else:
             chosen = list(enumerate(events, 1))
-        routed = [(place, event) for place, event in chosen if event.name in source.handlers]
+        unknown = {event.name for _, event in chosen} - source.handlers.keys()
+        theirs = await handled_elsewhere(tx, process, stored.source, unknown) if unknown else set[str | None]()
+        routed = [(place, event) for place, event in chosen if event.name not in unknown or event.name in theirs]
         wanted = [(place, event) for place, event in routed if event.ignored is None]
         if not wanted:
             event = routed[0][1] if routed else None
@@ -109,15 +122,43 @@ async def _apply(consumer: Consumer, claim: Claim[Stored]) -> None:
             reason = event.ignored if event is not None else (NO_HANDLER + names if names else "it holds no event")
             await tx.done("ignored", **_columns(names or None, reason=reason))
         elif len(wanted) > 1:
-            await _split(tx, stored, wanted)
+            await _split(tx, stored, wanted, theirs)
+        elif (event := wanted[0][1]).name in theirs:
+            return _leave(tx, stored, event.name)
         else:
-            event = wanted[0][1]
             claim.noted["event"] = clean(event.name)[:500]
             await _run(tx, source.handlers[event.name], stored, event, parsed)
+        return len(wanted) > 1 and bool(theirs)
 
 
-async def _split(tx: ClaimTransaction, stored: Stored, events: list[tuple[int, RawEvent]]) -> None:
-    """One line per event, so that one that fails or parks holds no other up."""
+def _leave(tx: ClaimTransaction, stored: Stored, event: str | None) -> bool:
+    """Give a delivery back, uncharged, for a process that has a handler for it."""
+    wants = want(stored.source, event)
+    # One that was left before, and by its event, is read in another way there: no two processes toss it to and fro.
+    again = stored.wants not in (None, want(stored.source, None))
+    columns = {"event": None if event is None else clean(event)[:500], "wants": wants}
+    tx.release(
+        Release(
+            "snoozed",
+            charged=False,
+            escalate=False,
+            delay=LEFT_AGAIN if again else timedelta(0),
+            error=None,
+            columns={
+                **columns,
+                "reason": f"waits for a process that handles {wants}",
+                "parked_on": None,
+                "parked_since": None,
+            },
+        )
+    )
+    return True
+
+
+async def _split(
+    tx: ClaimTransaction, stored: Stored, events: list[tuple[int, RawEvent]], theirs: Collection[str | None]
+) -> None:
+    """One line per event, so that one that fails or parks holds no other up; some are for another process."""
     for place, event in events:
         await inbox.open(
             tx,
@@ -128,6 +169,7 @@ async def _split(tx: ClaimTransaction, stored: Stored, events: list[tuple[int, R
             origin=stored.origin,
             received_at=stored.received_at,
             event=clean(event.name),
+            wants=want(stored.source, event.name) if event.name in theirs else None,
         )
     names = ", ".join(dict.fromkeys(event.name for _, event in events))
     await tx.done("processed", **_columns(names, reason=f"split into {len(events)} events"))
@@ -205,6 +247,7 @@ def _columns(event: str | None, *, reason: str | None) -> dict[str, object]:
         "reason": None if reason is None else clean(shortened(reason, 2_000)),
         "parked_on": None,
         "parked_since": None,
+        "wants": None,
     }
 
 

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Awaitable, Callable, Generator, Iterable
+from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from datetime import timedelta
 from itertools import islice
@@ -121,6 +121,10 @@ class Lane:
         self._wake = asyncio.Event()
         self._scan_now = True
         self._scan_once_free = False
+        self._reserved: tuple[Mapping[str, object], ...] = ()
+        self._turns = 0  # whose turn it is among the queues
+        self._round_has_more = False
+        self._held = False
 
     def know(self, key: object) -> None:
         """Take note of a row that became ready: it is claimed by its key, without a look at the queue."""
@@ -134,6 +138,21 @@ class Lane:
         """Look through the queue as soon as a slot is free: somebody else left work there."""
         self._scan_now = True
         self._wake.set()
+
+    def take_reserved(self, reserved: Sequence[Mapping[str, object]]) -> None:
+        """Look from now on also through these queues of rows that are reserved, by columns and their values, in turn.
+
+        What waits in none of them is looked for neither.
+        """
+        self._reserved = tuple(reserved)
+        if reserved:
+            self.look()
+
+    def hold(self, held: bool) -> None:
+        """Claim nothing, or claim again. What runs goes on."""
+        if held != self._held:
+            self._held = held
+            self.look()
 
     async def keep_going(self) -> None:
         """Claim and run until cancelled, whatever the handlers or the database do."""
@@ -159,8 +178,9 @@ class Lane:
                 continue
             if self._room and (self._known or self._scan_now):
                 continue
+            wait_s = self._pool.settings.poll_s if self._held else max(scan_at - loop.time(), 0.01)
             with suppress(TimeoutError):
-                async with asyncio.timeout(max(scan_at - loop.time(), 0.01) if self._room else None):
+                async with asyncio.timeout(wait_s if self._held or self._room else None):
                     await self._wake.wait()
 
     @property
@@ -171,7 +191,7 @@ class Lane:
     @property
     def _room(self) -> int:
         """How many fresh rows may be claimed: for the free slots, and for those that come free at once."""
-        slots = self._concurrency + self._pace.ahead(self._concurrency)
+        slots = 0 if self._held else self._concurrency + self._pace.ahead(self._concurrency)
         return max(0, min(slots - len(self._working), self._ends))
 
     @property
@@ -195,27 +215,38 @@ class Lane:
     async def _claim_next(self, room: int) -> bool:
         """Look through the queue; return whether there is more, so that it is looked through again at once."""
         limit = min(room, MOST_AT_ONCE)
-        fresh = await self.gate.take_next(self._pool, self.phase, limit, which="fresh")
+        equal, others = self._next_queue()
+        fresh = await self.gate.take_next(self._pool, self.phase, limit, which="fresh", equal=equal)
         for claim in fresh:
             self._start(claim)
         more = len(fresh) == limit
         while self._free:
-            tried = await self.gate.take_next(self._pool, self.phase, 1, which="tried")
+            tried = await self.gate.take_next(self._pool, self.phase, 1, which="tried", equal=equal)
             if not tried:
                 break
             self._start(tried[0])
             fresh += tried
         self._count(won=len(fresh), lost=0)
         if self._free and not self._turn.taken:
-            await self._claim_last_chance()
+            await self._claim_last_chance(equal)
         self._scan_once_free = not more and not self._free
-        return more
+        self._round_has_more = more or self._round_has_more
+        return self._round_has_more or others
 
-    async def _claim_last_chance(self) -> None:
+    def _next_queue(self) -> tuple[Mapping[str, object], bool]:
+        """Return the queue whose turn it is, and whether others come in this round."""
+        queues: tuple[Mapping[str, object], ...] = ({}, *self._reserved)
+        place = self._turns % len(queues)
+        self._turns = place + 1
+        if place == 0:
+            self._round_has_more = False
+        return queues[place], place + 1 < len(queues)
+
+    async def _claim_last_chance(self, equal: Mapping[str, object]) -> None:
         async with self._turn.looking:
             if self._turn.taken:
                 return
-            claims = await self.gate.take_next(self._pool, self.phase, 1, which="last chance")
+            claims = await self.gate.take_next(self._pool, self.phase, 1, which="last chance", equal=equal)
             self._turn.taken = bool(claims)
         if not claims:
             return

@@ -30,6 +30,7 @@ OF_A_DELIVERY = (
     "reason",
     "parked_on",
     "parked_since",
+    "wants",
     "moved_rows",
     "pruned_at",
     "headers_pruned_at",

@@ -147,7 +147,13 @@ class Table:
 
 
 async def faults(
-    tx: Transaction, table: str, key: Key, order: Order, phases: Sequence[Phase], escalated: str
+    tx: Transaction,
+    table: str,
+    key: Key,
+    order: Order,
+    phases: Sequence[Phase],
+    escalated: str,
+    reserved: str | None = None,
 ) -> list[str]:
     """Return one sentence for each thing the table lacks, ending in the statement to run. See `Gate.check`."""
     wanted = {column["name"]: column for column in await _read(tx, COLUMNS, "gated")}
@@ -184,6 +190,9 @@ async def faults(
     if "status" in found:
         told += [fault async for fault in _checks(tx, seen, found["status"], phases, escalated)]
     indexes = await _read(tx, INDEXES, table)
+    if reserved is not None:  # reserved rows have an index of their own
+        plain = f" AND ({names.column(reserved)} IS NULL)"
+        indexes = [{**index, "predicate": (index["predicate"] or "").replace(plain, "") or None} for index in indexes]
     told += [f"{name}: {what}: {statement};" for what, statement in _indexes(seen, key, order, phases, indexes)]
     if not any(_makes_unique(index, key) for index in indexes):
         told.append(f"{name}: {_uniqueness(seen, key, indexes)}")

@@ -11,7 +11,8 @@ from psycopg.sql import SQL, Composable, Literal
 from webhooks.consumer import Consumer
 from webhooks.db import Transaction, compose, table
 from webhooks.gate import Gate
-from webhooks.inbox import NO_HANDLER, inbox
+from webhooks.inbox import inbox
+from webhooks.inbox.wants import NO_HANDLER, NO_SOURCE
 from webhooks.notify import notifications
 from webhooks.phase import Phase
 
@@ -29,7 +30,8 @@ PHASE = (
 ESCALATED = "SELECT claimed_from, count(*) AS escalated FROM {gated} WHERE status = {escalated} GROUP BY claimed_from"
 IGNORED = compose(
     "SELECT source, event, count(*) AS ignored FROM {deliveries}\n"
-    "WHERE status = 'ignored' AND pruned_at IS NULL AND starts_with(reason, %(no_handler)s)\n"
+    "WHERE status = 'ignored' AND pruned_at IS NULL\n"
+    "    AND (starts_with(reason, %(no_handler)s) OR starts_with(reason, %(no_source)s))\n"
     "GROUP BY source, event ORDER BY source, event"
 )
 
@@ -96,14 +98,16 @@ async def _phase_status(tx: Transaction, gate: Gate[Any], phase: Phase, escalate
     return PhaseStatus(gate.table, phase.claimed, phase.ready, **row, escalated=escalated)
 
 
-async def applicable(tx: Transaction, consumer: Consumer) -> Mapping[tuple[str, str], int]:
+async def applicable(tx: Transaction, consumer: Consumer) -> Mapping[tuple[str, str | None], int]:
     """Count the deliveries ignored for want of a handler that this consumer has, by source and event.
 
-    It reads all deliveries, so nothing should wait for it.
+    The event is None where nobody knew the source, and so could read the event. It reads all deliveries, so nothing
+    should wait for it.
     """
-    rows = await (await tx.execute(IGNORED, {"no_handler": NO_HANDLER})).fetchall()
+    rows = await (await tx.execute(IGNORED, {"no_handler": NO_HANDLER, "no_source": NO_SOURCE})).fetchall()
     return {
         (row["source"], row["event"]): row["ignored"]
         for row in rows
-        if any(consumer.handler(row["source"], event) for event in (row["event"] or "").split(", "))
+        if (row["event"] is None and row["source"] in consumer.sources)
+        or any(consumer.handler(row["source"], event) for event in (row["event"] or "").split(", "))
     }

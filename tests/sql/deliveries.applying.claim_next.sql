@@ -1,6 +1,6 @@
 WITH "due rows" AS MATERIALIZED (
     SELECT "id" FROM "deliveries" AS t
-    WHERE status = 'received' AND attempt_count < max_attempts AND not_before <= now()
+    WHERE status = 'received' AND attempt_count < max_attempts AND not_before <= now() AND "wants" IS NULL
     ORDER BY "not_before", "id" LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), "placed rows" AS (
     SELECT "id", row_number() OVER () AS "claim order" FROM "due rows"
@@ -16,4 +16,4 @@ WITH "due rows" AS MATERIALIZED (
     SELECT claim_seq, %(table)s, "id"::text, 'applying', visit, attempt_count, claimed_by, claimed_at
     FROM "claimed rows"
 )
-SELECT "id", "source", "dedup_key", "position", "parent", "origin", "received_at", "parked_since", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "not_before"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1" FROM "claimed rows"
+SELECT "id", "source", "dedup_key", "position", "parent", "origin", "received_at", "parked_since", "wants", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "not_before"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1" FROM "claimed rows"

@@ -3,7 +3,7 @@ WITH "due rows" AS MATERIALIZED (
     WHERE status = 'received' AND attempt_count < max_attempts AND not_before <= now() AND attempt_count > 0 AND NOT (attempt_count > 0 AND attempt_count = max_attempts - 1
         AND coalesce((SELECT a.outcome FROM "attempts" AS a
             WHERE a.table_name = %(table)s AND a.key = "t"."id"::text
-            AND a.outcome NOT IN ('snoozed', 'interrupted') ORDER BY a.claimed_at DESC LIMIT 1), '') = 'expired')
+            AND a.outcome NOT IN ('snoozed', 'interrupted') ORDER BY a.claimed_at DESC LIMIT 1), '') = 'expired') AND "wants" IS NULL
     ORDER BY "not_before", "id" LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
 ), "placed rows" AS (
     SELECT "id", row_number() OVER () AS "claim order" FROM "due rows"
@@ -19,4 +19,4 @@ WITH "due rows" AS MATERIALIZED (
     SELECT claim_seq, %(table)s, "id"::text, 'applying', visit, attempt_count, claimed_by, claimed_at
     FROM "claimed rows"
 )
-SELECT "id", "source", "dedup_key", "position", "parent", "origin", "received_at", "parked_since", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "not_before"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1" FROM "claimed rows"
+SELECT "id", "source", "dedup_key", "position", "parent", "origin", "received_at", "parked_since", "wants", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "not_before"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1" FROM "claimed rows"

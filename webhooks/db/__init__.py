@@ -67,6 +67,8 @@ def named(text: LiteralString, **parts: Composable) -> Composed:
         deliveries=table("deliveries"),
         notifications=table("notifications"),
         stuck=table("stuck"),
+        processes=table("processes"),
+        flow_declarations=table("flow_declarations"),
         claim_seq=Literal(regclass("claim_seq")),
         **parts,
     )

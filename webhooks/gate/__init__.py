@@ -6,7 +6,7 @@ import dataclasses
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
-from typing import Any, Generic, LiteralString, TypeAlias, cast, overload
+from typing import Any, ClassVar, Generic, LiteralString, TypeAlias, cast, overload
 
 import structlog
 from pydantic import BaseModel, TypeAdapter
@@ -61,6 +61,9 @@ class Gate(Generic[Row]):
             own: its value changes from attempt to attempt, and an effect's arguments must not.
     """
 
+    reserved: ClassVar[LiteralString | None] = None
+    """A column that keeps a row, where it is not NULL, for whoever asks for its value."""
+
     @overload
     def __init__(
         self: Gate[dict[str, Any]],
@@ -69,6 +72,7 @@ class Gate(Generic[Row]):
         key: LiteralString,
         order_by: LiteralString | None = None,
         escalated: LiteralString = "escalated",
+        statuses: tuple[LiteralString, ...] = (),
     ) -> None: ...
     @overload
     def __init__(
@@ -79,6 +83,7 @@ class Gate(Generic[Row]):
         row: type[Row],
         order_by: LiteralString | None = None,
         escalated: LiteralString = "escalated",
+        statuses: tuple[LiteralString, ...] = (),
     ) -> None: ...
     def __init__(
         self,
@@ -88,10 +93,12 @@ class Gate(Generic[Row]):
         row: type[Any] = dict,
         order_by: LiteralString | None = None,
         escalated: LiteralString = "escalated",
+        statuses: tuple[LiteralString, ...] = (),
     ) -> None:
         self.table: LiteralString = checked_name(table)
         self.key = Key.of(key)
         self.escalated = checked_status(escalated)
+        self._statuses = frozenset(checked_status(status) for status in statuses)
         self.phases: dict[str, Phase] = {}
         self._row: TypeAdapter[Any] = TypeAdapter(dict[str, Any] if row is dict else row)
         columns = _columns_of(row)
@@ -100,7 +107,7 @@ class Gate(Generic[Row]):
             raise ConfigurationError(f"{table}: row= names the gate's own {', '.join(own)}: leave them out")
         read = tuple(dict.fromkeys((*self.key.columns, *columns, *CLAIM_COLUMNS))) if columns else ()
         self.order = Order.of(order_by or "not_before, " + ", ".join(self.key.columns))
-        self.statements = Statements(self.table, self.key, read, self.order, self.escalated)
+        self.statements = Statements(self.table, self.key, read, self.order, self.escalated, self.reserved)
         self._owned: dict[tuple[str, timedelta, bool], Owned] = {}
 
     def __repr__(self) -> str:
@@ -171,6 +178,12 @@ class Gate(Generic[Row]):
             raise ConfigurationError(f"{where}: a lease lasts at least a second, or it cannot be renewed in time")
         self.phases[phase.claimed] = phase
 
+    @property
+    def statuses(self) -> frozenset[str]:
+        """Every status that the gate knows."""
+        of_phases = {status for phase in self.phases.values() for status in (phase.ready, phase.claimed, *phase.done)}
+        return self._statuses | of_phases | {self.escalated}
+
     def entered(self, status: str) -> Phase | None:
         """Return the phase that waits in a status, if one does."""
         return next((phase for phase in self.phases.values() if phase.ready == status), None)
@@ -202,7 +215,8 @@ class Gate(Generic[Row]):
         Returns:
             One sentence a fault, each ending in the statement that mends it; empty when all is well.
         """
-        return await faults(tx, self.table, self.key, self.order, tuple(self.phases.values()), self.escalated)
+        phases = tuple(self.phases.values())
+        return await faults(tx, self.table, self.key, self.order, phases, self.escalated, self.reserved)
 
     # ---- from outside, in somebody's transaction
 

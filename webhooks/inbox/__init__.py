@@ -17,9 +17,6 @@ from webhooks.delivery import Delivery, Headers
 from webhooks.errors import Unreadable
 from webhooks.gate import Gate
 
-NO_HANDLER = "no handler for "
-"""How the reason of a delivery starts that this consumer had no use for; a later one may have."""
-
 
 @dataclass(frozen=True, slots=True)
 class Stored:
@@ -36,9 +33,16 @@ class Stored:
     origin: str
     received_at: datetime
     parked_since: datetime | None
+    wants: str | None = None
 
 
-inbox: Gate[Stored] = Gate("deliveries", key="id", row=Stored, escalated="dead")
+class Inbox(Gate[Stored]):
+    """What is wanted of a process with another handler is left to such a one; see `inbox.wants`."""
+
+    reserved = "wants"
+
+
+inbox = Inbox("deliveries", key="id", row=Stored, escalated="dead")
 inbox.phase(
     "received",
     claimed="applying",
@@ -71,7 +75,7 @@ REARM = compose(
     ")\n"
     "UPDATE {deliveries} AS t SET status = 'received', claimed_from = NULL, visit = %(visit)s, attempt_count = 0,\n"
     "    max_attempts = %(max_attempts)s, not_before = statement_timestamp(), last_error = NULL, reason = NULL,\n"
-    "    parked_on = NULL, parked_since = NULL\n"
+    "    parked_on = NULL, parked_since = NULL, wants = NULL\n"
     "FROM again WHERE t.id = again.id RETURNING t.id, t.source, t.dedup_key"
 )
 NUDGE = compose(

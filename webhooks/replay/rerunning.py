@@ -42,7 +42,7 @@ AGAIN = compose(
     "WITH back AS (\n"
     "    UPDATE {deliveries} AS t SET status = 'received', claimed_from = NULL, visit = %(visit)s, attempt_count = 0,\n"
     "        max_attempts = %(max_attempts)s, not_before = statement_timestamp(), last_error = NULL, reason = NULL,\n"
-    "        parked_on = NULL, parked_since = NULL\n"
+    "        parked_on = NULL, parked_since = NULL, wants = NULL\n"
     "    WHERE t.id = ANY(%(ids)s) AND t.pruned_at IS NULL AND t.headers_pruned_at IS NULL\n"
     "        AND NOT EXISTS (SELECT 1 FROM {deliveries} AS p WHERE p.id = t.parent\n"
     "            AND num_nonnulls(p.pruned_at, p.headers_pruned_at) > 0)\n"

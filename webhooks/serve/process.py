@@ -49,6 +49,7 @@ from webhooks.serve.signals import Signals, signals
 from webhooks.settings import Settings
 from webhooks.status import applicable
 from webhooks.worker import Worker
+from webhooks.worker.fleet import Fleet
 
 if sys.platform != "win32":
     import uvloop
@@ -192,7 +193,10 @@ async def _start(
         watched.append(found.keeper)
     await prepared(found, settings, consumer)
     pool = await stack.enter_async_context(Pool.open(found.url, settings=settings))
-    worker = Worker(pool, consumer) if options.worker else None
+    fleet = Fleet(pool, consumer, app=options.app, works=options.worker)
+    await fleet.join()
+    stack.push_async_callback(fleet.leave)
+    worker = Worker(pool, consumer, fleet) if options.worker else None
     bell = Bell(pool) if worker is None else worker.bell
     control: Control | None = None
 
@@ -227,6 +231,8 @@ async def _start(
         await stack.enter_async_context(consumer.dev())
     for warning in consumer.warnings() if consumer.warnings is not None else ():
         log.warning(warning)
+    await stack.enter_async_context(_beside(fleet.keep_going()))
+    bell.ring()  # what others had to leave is taken at once
     if worker is not None:
         await stack.enter_async_context(_working(worker, heard))
     else:
@@ -327,7 +333,7 @@ async def _tell_of_ignored(pool: Pool, consumer: Consumer, app: str) -> None:
         log.warning("cannot look for ignored deliveries", error=str(error).strip())
         return
     for (source, event), count in found.items():
-        which = f"--status ignored --source {source} --event {quote(event)}"
+        which = f"--status ignored --source {source}" + ("" if event is None else f" --event {quote(event)}")
         log.warning(
             "ignored for want of a handler that is there now: run them again, or have the provider redeliver them",
             source=source,

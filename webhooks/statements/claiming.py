@@ -150,6 +150,8 @@ class Claiming(Gated):
     def _guards(self, which: Which, equal: tuple[str, ...], due_by: bool, known: bool) -> Composed:
         guards: list[Composable] = [named(GUARDS[which], key_of_t_text=self.key_of_t_text)]
         guards += [SQL(" AND {} = {}").format(Identifier(column), Placeholder("equal_" + column)) for column in equal]
+        if not known and self.reserved not in equal:
+            guards.append(self.unreserved)
         if due_by:
             guards.append(SQL(" AND not_before <= %(due_by)s"))
         if known:

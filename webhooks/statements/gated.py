@@ -25,6 +25,7 @@ class Gated:
         columns: the columns a claim reads; empty for all of them.
         order: what `claim_next` orders by.
         escalated: the status of a row whose attempts ran out.
+        reserved: a column that keeps a row, where it is not NULL, for whoever asks for its value.
     """
 
     def __init__(
@@ -34,8 +35,10 @@ class Gated:
         columns: Sequence[str],
         order: Order,
         escalated: LiteralString,
+        reserved: LiteralString | None = None,
     ) -> None:
         self.name = name
+        self.reserved = reserved
         self.table = table(name)
         self.key = key
         self.columns = SQL(", ").join(map(Identifier, columns)) if columns else SQL("*")
@@ -53,6 +56,11 @@ class Gated:
         self.key_of_t_text = SQL(" || '/' || ").join(
             SQL("{}::text").format(Identifier("t", column)) for column in key.columns
         )
+
+    @property
+    def unreserved(self) -> Composable:
+        """What keeps a look through the queue from the rows that are reserved for somebody."""
+        return SQL("") if self.reserved is None else SQL(" AND {} IS NULL").format(Identifier(self.reserved))
 
     def same_key(self, left: LiteralString, right: LiteralString) -> Composable:
         return SQL(" AND ").join(

@@ -21,6 +21,7 @@ from webhooks.notify import check_settings, notifications, notify
 from webhooks.phase import Done, Phase
 from webhooks.pool import Pool
 from webhooks.text import message_of
+from webhooks.worker.fleet import Fleet
 
 log = structlog.get_logger(__name__)
 
@@ -34,6 +35,7 @@ class Worker:
     Args:
         pool: the connections.
         consumer: whose events and phases are run.
+        fleet: this process among the others, where it is registered already; without it the worker does that.
 
     Attributes:
         bell: tells other processes of work, and hears of theirs.
@@ -42,11 +44,14 @@ class Worker:
         ConfigurationError: somebody is to be told of escalations, and there is nothing to sign that with.
     """
 
-    def __init__(self, pool: Pool, consumer: Consumer) -> None:
+    def __init__(self, pool: Pool, consumer: Consumer, fleet: Fleet | None = None) -> None:
         check_settings(pool.settings)
         self._pool = pool
         self._consumer = consumer
         self.bell = Bell(pool)
+        self._registers = fleet is None
+        self._fleet = Fleet(pool, consumer) if fleet is None else fleet
+        self._fleet.on_change = self._divide
         self._tasks: list[asyncio.Task[None]] = []
         turn = Turn()
         own: tuple[Gate[Any], ...] = (inbox, notifications)
@@ -74,10 +79,17 @@ class Worker:
         )
 
     async def _apply(self, claim: Claim[Any]) -> None:
-        await apply(self._consumer, claim)
+        if await apply(self._consumer, claim, self._pool.process):
+            self.bell.ring()
 
     async def _notify(self, claim: Claim[Any]) -> None:
         await notify(self._pool.settings, claim)
+
+    def _divide(self) -> None:
+        """Take what others have left for this process, and leave to others what is theirs."""
+        self._lanes[inbox.table, "applying"].take_reserved([{"wants": want} for want in self._fleet.wanted])
+        for where, lane in self._lanes.items():
+            lane.hold(where in self._fleet.outranked)
 
     def know(self, ready: Iterable[Ready]) -> None:
         """Take note of rows that became ready, so that they are claimed at once and by their keys."""
@@ -109,6 +121,8 @@ class Worker:
             asyncio.create_task(self._sweep(), name="sweep"),
             asyncio.create_task(self._hear(), name="hear"),
         ]
+        if self._registers:
+            self._tasks.append(asyncio.create_task(self._fleet.run(), name="fleet"))
 
     async def stop(self, drain_s: float | None = None, *, hurry: asyncio.Event | None = None) -> None:
         """Stop claiming, let what runs end, and cancel what does not within the drain time.
@@ -134,6 +148,7 @@ class Worker:
         while True:
             await self.bell.heard.wait()
             self.bell.heard.clear()
+            self._fleet.look()
             self.look()
 
     async def _sweep(self) -> None:
@@ -151,6 +166,10 @@ class Worker:
                     continue
                 self._pool.health.report(name, None)
                 observe.SWEPT.labels(gate.table, phase.claimed).inc(moved)
+            try:
+                await self._fleet.end_unhandled()
+            except Exception as error:
+                log.warning("cannot end what no process handles, trying again", error=message_of(error))
             await asyncio.sleep(every_s)
 
 

@@ -1,0 +1,19 @@
+WITH "due rows" AS MATERIALIZED (
+    SELECT "id" FROM "deliveries" AS t
+    WHERE status = 'received' AND attempt_count < max_attempts AND not_before <= now() AND "wants" = %(equal_wants)s AND not_before <= %(due_by)s
+    ORDER BY "not_before", "id" LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED
+), "placed rows" AS (
+    SELECT "id", row_number() OVER () AS "claim order" FROM "due rows"
+), "claimed rows" AS (
+    UPDATE "deliveries" AS t SET status = 'applying', claim_seq = %(fence)s + "claim order" - 1,
+    claimed_from = 'received', attempt_count = attempt_count + 1,
+    claimed_by = %(claimed_by)s, claimed_at = statement_timestamp(),
+    lease_until = statement_timestamp() + %(lease)s
+    FROM "placed rows" WHERE "t"."id" = "placed rows"."id" AND t.status = 'received'
+    RETURNING t.*
+), "recorded attempts" AS (
+    INSERT INTO "attempts" (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)
+    SELECT claim_seq, %(table)s, "id"::text, 'applying', visit, attempt_count, claimed_by, claimed_at
+    FROM "claimed rows"
+)
+SELECT "id", "source", "dedup_key", "position", "parent", "origin", "received_at", "parked_since", "wants", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "not_before"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1" FROM "claimed rows"
