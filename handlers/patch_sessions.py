@@ -156,5 +156,6 @@ def story_of(pull_request: ClosedPullRequest) -> int:
 
 
 @sessions.phase("merged", claimed="finishing", done="finished")
-async def finish(session: PatchSession, claim: Claim[PatchSession]) -> None:
+async def finish(session: PatchSession, claim: Claim[PatchSession]) -> Done:
     await claim.once("done", move_to_done, session.sc_id, retry_safe=True)
+    return claim.done()

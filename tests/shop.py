@@ -18,7 +18,7 @@ from starlette.requests import Request
 from starlette.responses import PlainTextResponse
 from starlette.routing import Route
 
-from webhooks import Claim, Consumer, Event, Gate, GitHub, Ignore, Shortcut, Transaction
+from webhooks import Claim, Consumer, Done, Event, Gate, GitHub, Ignore, Shortcut, Transaction
 
 RUNNING, HELD, STUBBORN = Path("running"), Path("held"), Path("stubborn")
 
@@ -35,7 +35,7 @@ async def open_session(event: Event, tx: Transaction) -> None:
 
 
 @sessions.phase("received", claimed="clarifying", done="clarified")
-async def clarify(session: dict[str, Any], claim: Claim) -> None:
+async def clarify(session: dict[str, Any], claim: Claim) -> Done:
     RUNNING.touch()  # noqa: ASYNC240 - a moment, in a process that does nothing else
     while True:
         try:
@@ -44,7 +44,7 @@ async def clarify(session: dict[str, Any], claim: Claim) -> None:
             if STUBBORN.exists():  # noqa: ASYNC240
                 continue
             raise
-        return
+        return claim.done()
 
 
 async def hello(request: Request) -> PlainTextResponse:

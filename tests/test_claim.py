@@ -334,7 +334,7 @@ async def test_a_statement_that_the_database_refuses_is_an_error_like_any_other(
     assert await outcomes_of(pool, 1) == ["error"]
 
 
-async def test_a_wrong_ending_is_a_mistake_of_the_code_and_releases_the_row(pool: Pool) -> None:
+async def test_a_wrong_ending_is_a_mistake_of_the_code_and_asks_a_person_at_once(pool: Pool) -> None:
     claim = await taken(pool)
     for mistake in ({"status": "merged"}, {"columns": {"attempt_count": 0}}):
         with pytest.raises(ConfigurationError):
@@ -342,7 +342,8 @@ async def test_a_wrong_ending_is_a_mistake_of_the_code_and_releases_the_row(pool
     with suppress(ConfigurationError):
         async with claim.held():
             await claim.complete("merged")
-    assert await outcomes_of(pool, 1) == ["error"]
+    assert await outcomes_of(pool, 1) == ["escalated"]
+    assert (await row_of(pool, 1))["last_error"].startswith("phase drafting ends in one of drafted")
 
 
 async def test_columns_noted_on_the_way_are_written_when_the_claim_is_released(pool: Pool) -> None:

@@ -9,7 +9,7 @@ import pytest
 from psycopg.errors import LockNotAvailable, UniqueViolation
 from psycopg_pool import PoolTimeout
 
-from webhooks.errors import Escalate, Ignore, LostClaim, NotDone, Snooze
+from webhooks.errors import ConfigurationError, Escalate, Ignore, LostClaim, NotDone, Snooze
 from webhooks.outcome import Backoff, Outcome, Release, Stop, release_for
 
 BACKOFF = Backoff()
@@ -57,6 +57,7 @@ ENDINGS: list[tuple[str, BaseException | None, Stop | None, Release | None]] = [
     ("a row locked too long", LockNotAvailable("busy"), None, rests("snoozed", SECOND, "LockNotAvailable: busy")),
     ("no connection was free", PoolTimeout("3 s"), None, rests("snoozed", SECOND, "PoolTimeout: 3 s")),
     ("escalated", Escalate("ask them"), None, asks("ask them")),
+    ("a mistake of the code", ConfigurationError("no such column"), None, asks("no such column")),
     ("lost", LostClaim("gone"), None, None),
     ("told to wait for ever", NotDone("429", retry_after=timedelta.max), None, rests("snoozed", EVER, "NotDone: 429")),
     ("a group of one", group(Escalate("ask")), None, asks("ask")),

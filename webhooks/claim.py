@@ -26,7 +26,7 @@ from webhooks.phase import GATE_COLUMNS, Done, check_columns
 from webhooks.pool import Pool
 from webhooks.renewer import Lease, boottime
 from webhooks.settling import Ending, read, statements
-from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, column_params
+from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, column_params, columns_known
 from webhooks.text import describe, members
 
 Row = TypeVar("Row", default=Any)
@@ -102,8 +102,9 @@ class Claim(Generic[Row]):
         check_columns(self._owned.table, columns)
         return Done(self._owned.phase.ending(status), columns)
 
-    async def complete(self, status: str | None = None, /, **columns: object) -> None:
-        """Move the row to its done status and write columns, in one fenced UPDATE. Inside a phase, return `done()`.
+    async def complete(self, status: str | None = None, /, **columns: object) -> Done:
+        """Move the row to its done status and write columns, in one fenced UPDATE, and return what a phase returns.
+        Inside a phase, `return claim.done()` does the same.
 
         Raises:
             ConfigurationError: the status is not one of the phase's.
@@ -111,7 +112,9 @@ class Claim(Generic[Row]):
             RuntimeError: called inside `transaction()`, which has a `done` of its own.
         """
         self._not_inside("complete()")
-        await self.settle(self.done(status, **columns))
+        done = self.done(status, **columns)
+        await self.settle(done)
+        return done
 
     def idempotency_key(self, name: str) -> str:
         """Return the key of an effect: `table:key:phase:visit:name`, the same on every attempt of this visit."""
@@ -344,7 +347,8 @@ class Claim(Generic[Row]):
     async def _written_in(self, tx: Transaction, ending: Done | Release) -> Ending:
         written = self._written(ending)
         visit = await self._pool.fences(tx=tx) if written.entered else 0
-        await read([[written]], [await tx.execute(*statement) for statement in statements([[written]], visit)])
+        with columns_known(self._owned.table, "done()", ending.columns):
+            await read([[written]], [await tx.execute(*statement) for statement in statements([[written]], visit)])
         return written
 
     def _written(self, ending: Done | Release) -> Ending:

@@ -9,8 +9,10 @@ from typing import Any
 from click import Command
 from starlette.routing import BaseRoute
 
+from webhooks.db import Transaction
 from webhooks.errors import ConfigurationError
 from webhooks.gate import Gate
+from webhooks.gate.columns import lacking, writes
 from webhooks.sources import Handler, Source
 
 
@@ -52,6 +54,22 @@ class Consumer:
         for own in ("deliveries", "notifications"):
             if own in self.gates:
                 raise ConfigurationError(f"the table {own} is the library's own, it has its gate already")
+
+    async def check(self, tx: Transaction) -> list[str]:
+        """Compare the tables with what the gates need, and with the columns that handlers and phases write there.
+
+        Returns:
+            One sentence a fault; empty when all is well.
+        """
+        faults = [fault for gate in self.gates.values() for fault in await gate.check(tx)]
+        functions: list[Callable[..., Any]] = [
+            *(handler.function for source in self.sources.values() for handler in source.handlers.values()),
+            *(phase.function for gate in self.gates.values() for phase in gate.phases.values() if phase.function),
+        ]
+        found = [write for function in functions for write in writes(function, Gate)]
+        for gate in self.gates.values():
+            faults += await lacking(tx, gate.table, [write for write in found if write.of is gate])
+        return faults
 
     def handler(self, source: str, event: str) -> Handler | None:
         """Return what is registered for an event, if anything is."""

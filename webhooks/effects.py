@@ -28,6 +28,7 @@ from pydantic_core import to_jsonable_python
 from webhooks.db import Transaction, clean, compose, finished
 from webhooks.db.sqlstate import is_about_the_work
 from webhooks.errors import ConfigurationError, Escalate, LostClaim, NotDone, Snooze
+from webhooks.phase import check_function, name_of
 from webhooks.pool import Pool
 from webhooks.text import NOT_KEPT, describe, less_and_less, members
 
@@ -80,6 +81,7 @@ async def once(
     timeout: timedelta,  # noqa: ASYNC109
 ) -> R:
     """Call `fn` unless an earlier attempt of this visit did, and return what it returned. See `Claim.once`."""
+    check_function(fn, f"effect {name!r}", *args)
     function, bound = _looked_through(fn)
     adapter: TypeAdapter[R] = _result_of(getattr(function, "__func__", function))
     effect = _Effect(claim, name, _input_hash((*bound, *args)), timeout)
@@ -274,13 +276,16 @@ def _result_of(fn: Callable[..., Any]) -> TypeAdapter[Any]:
     try:
         hints = typing.get_type_hints(target, include_extras=True)
     except NameError as error:
-        raise ConfigurationError(f"the annotations of {fn!r} cannot be read: {error}") from error
+        raise ConfigurationError(f"the annotations of {name_of(fn)} cannot be read: {error}") from error
     if "return" not in hints:
-        raise ConfigurationError(f"{fn!r} must be annotated with what it returns, so that its result can be kept")
+        raise ConfigurationError(
+            f"what an effect returns is kept, so {name_of(fn)} has to say what that is: "
+            "`async def …(…) -> int:`, or `-> None:`"
+        )
     try:
         return TypeAdapter(hints["return"])
     except PydanticUserError as error:
-        raise ConfigurationError(f"what {fn!r} returns cannot be kept: {error.message}") from error
+        raise ConfigurationError(f"what {name_of(fn)} returns cannot be kept: {error.message}") from error
 
 
 def _input_hash(args: tuple[Any, ...]) -> str:

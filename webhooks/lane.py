@@ -278,8 +278,8 @@ class Lane:
         try:
             async with claim.held():
                 done = await self._worked(claim)
-                if not claim.settled:
-                    await claim.settle(done or claim.done())
+                if not claim.settled and done is not None:
+                    await claim.settle(done)
         except asyncio.CancelledError:
             log.info("interrupted")
         except LostClaim as lost:

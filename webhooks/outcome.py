@@ -13,7 +13,7 @@ from typing import Literal
 from psycopg.errors import LockNotAvailable
 from psycopg_pool import PoolTimeout
 
-from webhooks.errors import LONGEST_SNOOZE, Escalate, Ignore, LostClaim, NotDone, Park, Snooze
+from webhooks.errors import LONGEST_SNOOZE, ConfigurationError, Escalate, Ignore, LostClaim, NotDone, Park, Snooze
 from webhooks.text import describe, less_and_less, members, message_of, shortened
 
 Outcome = Literal["done", "error", "expired", "interrupted", "snoozed", "escalated", "lost"]
@@ -101,7 +101,7 @@ def release_for(
         return Release("snoozed", charged=False, escalate=False, delay=wait, error=reason)
     if _is_not_now(counts):
         return Release("snoozed", charged=False, escalate=False, delay=timedelta(seconds=1), error=reason)
-    if isinstance(counts, Escalate):
+    if isinstance(counts, (Escalate, ConfigurationError)):
         return Release("escalated", charged=True, escalate=True, delay=timedelta(0), error=reason)
     if stop is Stop.DRAIN and isinstance(error, asyncio.CancelledError):
         return Release("interrupted", charged=False, escalate=False, delay=timedelta(0), error=Stop.DRAIN.value)
@@ -120,7 +120,7 @@ def _gravity(error: BaseException) -> tuple[int, float]:
     """Return where an error stands among others, the most serious first."""
     if isinstance(error, LostClaim):
         return 0, 0
-    if isinstance(error, Escalate):
+    if isinstance(error, (Escalate, ConfigurationError)):
         return 1, 0
     if isinstance(error, NotDone):
         return 4, -inf if error.retry_after is None else -error.retry_after.total_seconds()
@@ -139,5 +139,5 @@ def _is_not_now(error: BaseException) -> bool:
 def _reason(error: BaseException) -> str:
     """Return what is kept: of a group each member, the most serious first."""
     ranked = sorted(members(error), key=_gravity)
-    texts = [message_of(one) if isinstance(one, Escalate) else describe(one) for one in ranked]
+    texts = [message_of(one) if isinstance(one, (Escalate, ConfigurationError)) else describe(one) for one in ranked]
     return shortened("; ".join(dict.fromkeys(texts)))

@@ -2,8 +2,11 @@
 
 from __future__ import annotations
 
+import functools
+import inspect
 import re
 from collections.abc import Callable, Coroutine, Iterable, Mapping
+from contextlib import suppress
 from dataclasses import dataclass, field
 from datetime import timedelta
 from typing import TYPE_CHECKING, Any, LiteralString, TypeAlias, cast
@@ -35,7 +38,7 @@ class Moved:
         return self.moved
 
 
-PhaseFunction: TypeAlias = "Callable[[Any, Claim[Any]], Coroutine[Any, Any, Done | None]]"
+PhaseFunction: TypeAlias = "Callable[[Any, Claim[Any]], Coroutine[Any, Any, Done]]"
 
 GATE_COLUMNS: tuple[LiteralString, ...] = (
     "status",
@@ -50,6 +53,39 @@ GATE_COLUMNS: tuple[LiteralString, ...] = (
     "lease_until",
     "last_error",
 )
+
+
+def check_function(function: Callable[..., object], what: str, *given: object) -> None:
+    """Refuse a function that is not `async def`, or does not take what it is called with.
+
+    Args:
+        function: a handler, a phase's work, or an effect.
+        what: what it is, for the message.
+        given: the arguments it is called with; of handlers and phases what they are called.
+
+    Raises:
+        ConfigurationError: the message says how it is written.
+    """
+    name = name_of(function)
+    plain = inspect.unwrap(function)
+    while isinstance(plain, functools.partial):
+        plain = inspect.unwrap(plain.func)
+    routine: object = plain if inspect.isroutine(plain) else type(plain).__call__
+    if not inspect.iscoroutinefunction(routine):
+        raise ConfigurationError(f"{what}: {name} cannot be awaited: declare it with `async def`")
+    with suppress(ValueError):  # what it takes cannot be known
+        try:
+            inspect.signature(function).bind(*given)
+        except TypeError as error:
+            raise ConfigurationError(f"{what}: {name} is called with {len(given)} arguments: {error}") from None
+
+
+def name_of(function: object) -> str:
+    """Return a function's name as a person finds it."""
+    while isinstance(function, functools.partial):
+        function = cast("functools.partial[object]", function).func
+    module = getattr(function, "__module__", None) or "?"
+    return f"{module}.{getattr(function, '__qualname__', repr(function))}"
 
 
 def check_columns(table: str, columns: Iterable[str]) -> None:

@@ -154,6 +154,7 @@ async def faults(
     phases: Sequence[Phase],
     escalated: str,
     reserved: str | None = None,
+    read: Sequence[str] = (),
 ) -> list[str]:
     """Return one sentence for each thing the table lacks, ending in the statement to run. See `Gate.check`."""
     wanted = {column["name"]: column for column in await _read(tx, COLUMNS, "gated")}
@@ -181,7 +182,11 @@ async def faults(
     for column in (column for column in found.values() if column["is_enum"] and column["name"] in GATE_COLUMNS):
         uses = await _read(tx, USES, table, column=column["name"])
         told.append(f"{name}: {_from_enum(seen, column, wanted[column['name']]['type'], uses)};")
-    used = dict.fromkeys(order.columns, "its gate orders by") | dict.fromkeys(key.columns, "is its gate's key")
+    used = {
+        **dict.fromkeys(read, "its gate's row= names"),
+        **dict.fromkeys(order.columns, "its gate orders by"),
+        **dict.fromkeys(key.columns, "is its gate's key"),
+    }
     told += [
         _absent(name, column, use, found)
         for column, use in used.items()

@@ -21,7 +21,7 @@ from handlers.issues import issues
 from peers import Enqueue, Go, Mode, Peer
 from peers.feed import feed
 from peers.ran import ran
-from webhooks import Claim, Consumer, Gate, Pool
+from webhooks import Claim, Consumer, Done, Gate, Pool
 from webhooks.bell import Bell
 from webhooks.db import Ready, Transaction, database_time
 from webhooks.migrate import migrate
@@ -62,8 +62,9 @@ def gate_of_jobs(concurrency: int | None = None, done: Callable[[int], None] = r
     gate = Gate("jobs", key="id", row=Job)
 
     @gate.phase("waiting", claimed="working", done="finished", concurrency=concurrency)
-    async def work(job: Job, claim: Claim[Job]) -> None:
+    async def work(job: Job, claim: Claim[Job]) -> Done:
         done(job.id)
+        return claim.done()
 
     return gate
 

@@ -20,7 +20,7 @@ import pytest
 from consumers import CONSUMERS, ROOT, quick, work
 from gates import attempts_of, opened, outcomes_of, row_of, sql, status_of, until
 
-from webhooks import Claim, Consumer, Gate, Pool
+from webhooks import Claim, Consumer, Done, Gate, Pool
 from webhooks.observe import REGISTRY
 from webhooks.verify import verify
 from webhooks.worker import Worker
@@ -35,13 +35,14 @@ def endings(held_by: Path) -> Consumer:
     sessions = Gate("patch_sessions", key="sc_id")
 
     @sessions.phase("received", claimed="clarifying", done="clarified", lease=timedelta(seconds=1), max_attempts=3)
-    async def clarify(session: dict[str, Any], claim: Claim) -> None:
+    async def clarify(session: dict[str, Any], claim: Claim) -> Done:
         if session["sc_id"] == DEADLY:
             os._exit(7)
         if session["sc_id"] == FAILING:
             raise ValueError("no luck")
         if session["sc_id"] == SLOW:
             await until(lambda: not held_by.exists(), within_s=60)
+        return claim.done()
 
     return Consumer(gates=[sessions], sources=[])
 

@@ -15,6 +15,7 @@ from webhooks import taking
 from webhooks.claim import Claim, Row, wake_parked
 from webhooks.db import Ready, Transaction, draw
 from webhooks.errors import ConfigurationError
+from webhooks.gate.columns import check_statuses, lacking, writes
 from webhooks.gate.sweep import sweep
 from webhooks.owned import Owned
 from webhooks.phase import (
@@ -25,18 +26,19 @@ from webhooks.phase import (
     Order,
     Phase,
     check_columns,
+    check_function,
     checked_name,
     checked_status,
 )
 from webhooks.pool import Pool
 from webhooks.settings import Settings
 from webhooks.shape import faults
-from webhooks.statements import CLOSE_ATTEMPT, RECORD_DECISION, Statements, Which, column_params
+from webhooks.statements import CLOSE_ATTEMPT, RECORD_DECISION, Statements, Which, column_params, columns_known
 
 log = structlog.get_logger(__name__)
 
 Statuses: TypeAlias = "str | tuple[str, ...]"
-Function: TypeAlias = Callable[[Row, Claim[Row]], Coroutine[Any, Any, "Done | None"]]
+Function: TypeAlias = Callable[[Row, Claim[Row]], Coroutine[Any, Any, Done]]
 
 # What a claim itself reads, whatever the row's model says.
 CLAIM_COLUMNS = ("visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at")
@@ -101,7 +103,7 @@ class Gate(Generic[Row]):
         self._statuses = frozenset(checked_status(status) for status in statuses)
         self.phases: dict[str, Phase] = {}
         self._row: TypeAdapter[Any] = TypeAdapter(dict[str, Any] if row is dict else row)
-        columns = _columns_of(row)
+        self._columns = columns = _columns_of(row)
         own = sorted(set(columns) & set(GATE_COLUMNS))
         if own:
             raise ConfigurationError(f"{table}: row= names the gate's own {', '.join(own)}: leave them out")
@@ -136,7 +138,8 @@ class Gate(Generic[Row]):
             concurrency: claims at once in one process; `WEBHOOKS_CONCURRENCY` (4) by default.
 
         Raises:
-            ConfigurationError: the phase contradicts one declared before, or itself.
+            ConfigurationError: the phase contradicts one declared before, or itself; or its function is not `async def`
+                with two arguments, or ends in a status that is none of the phase's.
         """
         settings = _settings()
         endings = (done,) if isinstance(done, str) else done
@@ -152,6 +155,8 @@ class Gate(Generic[Row]):
         self._declare(phase)
 
         def with_function(function: Function[Row]) -> Function[Row]:
+            check_function(function, f"{self.table}: phase {phase.claimed}", "row", "claim")
+            check_statuses(self.table, phase, function)
             self.phases[phase.claimed] = dataclasses.replace(phase, function=function)
             return function
 
@@ -210,13 +215,16 @@ class Gate(Generic[Row]):
         return owned
 
     async def check(self, tx: Transaction) -> list[str]:
-        """Compare the table and its indexes with what the gate needs.
+        """Compare the table and its indexes with what the gate needs, and with the columns that its phases write.
 
         Returns:
             One sentence a fault, each ending in the statement that mends it; empty when all is well.
         """
         phases = tuple(self.phases.values())
-        return await faults(tx, self.table, self.key, self.order, phases, self.escalated, self.reserved)
+        told = await faults(tx, self.table, self.key, self.order, phases, self.escalated, self.reserved, self._columns)
+        functions = [phase.function for phase in phases if phase.function is not None]
+        ends = [write for function in functions for write in writes(function)]
+        return told + await lacking(tx, self.table, ends)
 
     # ---- from outside, in somebody's transaction
 
@@ -236,7 +244,8 @@ class Gate(Generic[Row]):
         self._check_target(status)
         entered = self.entered(status)
         statement = self.statements.open(status, tuple(columns), entered)
-        row = await (await tx.execute(statement, column_params(columns))).fetchone()
+        with columns_known(self.table, "open()", columns):
+            row = await (await tx.execute(statement, column_params(columns))).fetchone()
         if row is None:
             return False
         await self._moved(tx, self.key.value(row), entered)
@@ -263,7 +272,8 @@ class Gate(Generic[Row]):
         if entered is not None:
             params["visit"] = await draw(tx)
         statement = self.statements.advance(statuses, to, tuple(columns), entered)
-        row = await (await tx.execute(statement, params)).fetchone()
+        with columns_known(self.table, "advance()", columns):
+            row = await (await tx.execute(statement, params)).fetchone()
         if row is None:
             found = await (await tx.execute(self.statements.status(), params)).fetchone()
             return Moved(False, None if found is None else found["status"])

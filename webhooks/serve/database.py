@@ -107,8 +107,8 @@ async def prepared(found: Database, settings: Settings, consumer: Consumer, pati
     Raises:
         Unavailable: it did not answer within `patience_s` seconds.
         SchemaBehind: it lacks sections of `schema.sql`.
-        ConfigurationError: a gated table lacks columns or indexes, or a sequence of ours is behind its data; the
-            message holds the statements to run.
+        ConfigurationError: a gated table lacks indexes or columns, those that handlers write among them, or a sequence
+            of ours is behind its data; the message holds the statements to run.
     """
     async with await _patiently(found.url, settings, patience_s) as connection:
         if found.keeper is None:
@@ -116,7 +116,7 @@ async def prepared(found: Database, settings: Settings, consumer: Consumer, pati
         elif applied := await migrate(connection, schema=settings.schema_name):
             log.info("migrated the embedded database", sections=applied)
         async with transaction(connection) as tx:
-            problems = [problem for gate in (inbox, *consumer.gates.values()) for problem in await gate.check(tx)]
+            problems = [*await inbox.check(tx), *await consumer.check(tx)]
             sequences = await behind(tx, dict.fromkeys((*OURS, *consumer.gates)))
     # Numbers of a user's own table may be given by hand, far from where its sequence is.
     for theirs in (sequence for sequence in sequences if sequence.table not in OURS):

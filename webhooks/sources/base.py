@@ -15,6 +15,7 @@ from pydantic import BaseModel
 from webhooks import signatures
 from webhooks.delivery import Data, Event, Headers, RawEvent
 from webhooks.errors import ConfigurationError
+from webhooks.phase import check_function, name_of
 from webhooks.signatures import Recipe
 from webhooks.sources.reading import digest_key, fit_key, read_json
 
@@ -131,22 +132,18 @@ class Source(ABC):
             model: a pydantic model that the event's data is read as; without it `event.data` is a dict.
 
         Raises:
-            ConfigurationError: the event has a handler already.
+            ConfigurationError: the event has a handler already, or the function is not `async def` with two arguments.
         """
 
         def register(function: EventHandler[Any]) -> EventHandler[Any]:
             earlier = self.handlers.get(event)
             if earlier is not None:
                 raise ConfigurationError(
-                    f"{self.name} has two handlers for {event!r}: {_called(earlier.function)} and {_called(function)}; "
+                    f"{self.name} has two handlers for {event!r}: {name_of(earlier.function)} and {name_of(function)}; "
                     "keep one and let it do both"
                 )
+            check_function(function, f"{self.name}: the handler of {event!r}", "event", "tx")
             self.handlers[event] = Handler(event, function, model)
             return function
 
         return register
-
-
-def _called(function: object) -> str:
-    module = getattr(function, "__module__", None) or "?"
-    return f"{module}.{getattr(function, '__qualname__', repr(function))}"

@@ -19,6 +19,7 @@ from webhooks.statements.records import (
     RECORD_DECISION,
     WAKE_PARKED,
     column_params,
+    columns_known,
 )
 
 __all__ = [
@@ -33,6 +34,7 @@ __all__ = [
     "Sweep",
     "Which",
     "column_params",
+    "columns_known",
     "mark_name",
 ]
 

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
-from collections.abc import Mapping
+from collections.abc import Collection, Generator, Mapping
+from contextlib import contextmanager
 from typing import cast
 
+from psycopg.errors import NotNullViolation, UndefinedColumn
 from psycopg.types.json import Jsonb
 
 from webhooks.db import clean, compose
+from webhooks.errors import ConfigurationError
+from webhooks.text import message_of
 
 RECORD_ATTEMPT = compose(
     "INSERT INTO {attempts} (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)\n"
@@ -30,6 +34,29 @@ RECORD_DECISION = compose(
     "INSERT INTO {decisions} (table_name, key, decision, decided_by, reason)\n"
     "VALUES (%(table)s, %(key)s, %(decision)s, %(decided_by)s, %(reason)s)"
 )
+
+
+@contextmanager
+def columns_known(table: str, call: str, columns: Collection[str]) -> Generator[None]:
+    """Tell of a column that a table lacks, or needs and is not given, as of a mistake in what called us.
+
+    Args:
+        table: which is written.
+        call: by what, for the message.
+        columns: what is written.
+
+    Raises:
+        ConfigurationError: trying again changes nothing.
+    """
+    try:
+        yield
+    except UndefinedColumn as error:
+        raise ConfigurationError(f"{call} of {table}: {message_of(error)}") from error
+    except NotNullViolation as error:
+        column = error.diag.column_name
+        if column in columns or error.diag.table_name != table:
+            raise
+        raise ConfigurationError(f"{call} of {table} was not given {column}, which every row needs") from error
 
 
 def column_params(columns: Mapping[str, object]) -> dict[str, object]:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
-from typing import Any
+from typing import Any, cast
 
 import structlog
 
@@ -18,7 +18,7 @@ from webhooks.gate import Gate
 from webhooks.inbox import inbox
 from webhooks.lane import Lane, Turn
 from webhooks.notify import check_settings, notifications, notify
-from webhooks.phase import Done, Phase
+from webhooks.phase import Done, Phase, name_of
 from webhooks.pool import Pool
 from webhooks.text import message_of
 from webhooks.worker.fleet import Fleet
@@ -190,6 +190,15 @@ def _runs(phase: Phase) -> Any:
     async def run(claim: Claim[Any]) -> Done | None:
         if function is None:
             raise RuntimeError(f"phase {phase.claimed} has no function")
-        return await function(claim.row, claim)
+        done = cast("object", await function(claim.row, claim))
+        if isinstance(done, Done):
+            return done
+        if claim.settled:
+            return None
+        said = "nothing" if done is None else f"a {type(done).__name__}"
+        raise TypeError(
+            f"the phase {phase.claimed} returned {said}, so nobody knows how it ended: "
+            f"`return claim.done(…)` at the end of {name_of(function)}"
+        )
 
     return run
