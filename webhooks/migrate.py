@@ -26,6 +26,7 @@ SET TRANSACTION ISOLATION LEVEL READ COMMITTED, READ WRITE;
 SET LOCAL synchronous_commit = on;
 SET LOCAL statement_timeout = 0;
 SET LOCAL lock_timeout = 0;
+SELECT set_config('transaction_timeout', '0', true) WHERE current_setting('transaction_timeout', true) <> '0';
 SELECT pg_advisory_xact_lock(7742301953811266);
 """
 # The tables of a running system are changed only when their locks are to be had soon: whoever waits for one makes
@@ -33,6 +34,17 @@ SELECT pg_advisory_xact_lock(7742301953811266);
 SOON = "SET LOCAL lock_timeout = '10s'"
 SCHEMA_EXISTS = "SELECT 1 FROM pg_catalog.pg_namespace WHERE nspname = %(schema)s"
 TABLE_EXISTS = "SELECT to_regclass(%(table)s) IS NOT NULL"
+ELSEWHERE = """
+SELECT n.nspname, current_user, current_setting('search_path')
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.relname = 'webhooks_schema' AND c.relkind = 'r' ORDER BY n.nspname
+"""
+# What is new goes to where the rest is, though by now another schema may come first in the search path.
+ENTER_ITS_SCHEMA = """
+SELECT set_config('search_path', format('%I, %s', n.nspname, nullif(current_setting('search_path'), '')), true)
+FROM pg_catalog.pg_class AS c JOIN pg_catalog.pg_namespace AS n ON n.oid = c.relnamespace
+WHERE c.oid = to_regclass('webhooks_schema') AND n.nspname <> current_schema()
+"""
 CREATE_RECORD = """
 CREATE TABLE webhooks_schema (
     section    integer     PRIMARY KEY,
@@ -158,11 +170,31 @@ async def _missing(
     record = Identifier("webhooks_schema") if schema is None else Identifier(schema, "webhooks_schema")
     [(exists,)] = await _rows(connection, TABLE_EXISTS, {"table": record.as_string(connection)})
     if not exists:
+        if schema is None:
+            await _refuse_another(connection)
         if create:
             await connection.execute(CREATE_RECORD, prepare=False)
         return wanted
+    if create and schema is None:
+        await connection.execute(ENTER_ITS_SCHEMA, prepare=False)
     [(last,)] = await _rows(connection, SQL("SELECT coalesce(max(section), 0) FROM {}").format(record))
     return [section for section in wanted if section.number > last]
+
+
+async def _refuse_another(connection: AsyncConnection[Any]) -> None:
+    """Refuse to take a database for an empty one whose tables are where the search path does not lead.
+
+    Raises:
+        ConfigurationError: they are in one other schema; the message says where, and what to do.
+    """
+    elsewhere = await _rows(connection, ELSEWHERE)
+    if len(elsewhere) == 1:  # several have been made on purpose, each with its WEBHOOKS_SCHEMA
+        [(schema, role, path)] = elsewhere
+        raise ConfigurationError(
+            f"the tables of webhooks are in the schema {schema}, and the search_path of {role} ({path}) does not lead "
+            f"there: set WEBHOOKS_SCHEMA={schema}, or the search_path; for tables of your own elsewhere set "
+            "WEBHOOKS_SCHEMA to where they shall be"
+        )
 
 
 async def _rows(

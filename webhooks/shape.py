@@ -89,6 +89,11 @@ USES = (
     "    OR a.attname <> %(column)s\n"
     "ORDER BY 1, 2"
 )
+ELSEWHERE = (
+    "SELECT n.nspname AS schema, current_setting('search_path') AS path\n"
+    "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace\n"
+    "WHERE c.relname = %(name)s AND c.relkind IN ('r', 'p') AND n.nspname !~ '^pg_' ORDER BY n.nspname"
+)
 # What `quote_ident()` quotes besides names that are not plain.
 KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
@@ -157,12 +162,20 @@ async def faults(
     read: Sequence[str] = (),
 ) -> list[str]:
     """Return one sentence for each thing the table lacks, ending in the statement to run. See `Gate.check`."""
+    await tx.execute("SET LOCAL quote_all_identifiers = off")
     wanted = {column["name"]: column for column in await _read(tx, COLUMNS, "gated")}
     if not wanted:
         return ["the table gated does not exist; run: webhooks migrate"]
     found = {column["name"]: column for column in await _read(tx, COLUMNS, table)}
     names = Names({row["word"] for row in await (await tx.execute(KEYWORDS)).fetchall()})
     name = names.relation(table)
+    if not found and (elsewhere := await (await tx.execute(ELSEWHERE, {"name": table})).fetchall()):
+        schemas = ", ".join(row["schema"] for row in elsewhere)
+        given = f"search_path is {elsewhere[0]['path']}" if SCHEMA is None else f"WEBHOOKS_SCHEMA is {SCHEMA}"
+        return [
+            f"the table {name} is not found, because {given}; one of that name is in the schema {schemas}: "
+            "name that in the role's search_path or in WEBHOOKS_SCHEMA"
+        ]
     if not found:
         keys = "".join(f"{names.column(column)} …, " for column in key.columns)
         return [

@@ -6,10 +6,12 @@ import asyncio
 import secrets
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
+from pathlib import Path
 
 import psycopg
 import pytest
 from gates import sql
+from processes import webhooks
 from psycopg.conninfo import make_conninfo
 from psycopg.errors import ReadOnlySqlTransaction
 from psycopg.sql import SQL, Identifier, Literal
@@ -48,6 +50,17 @@ async def test_a_database_that_is_not_in_utf8_is_refused_by_name(other_encoding:
         await connections.connect()
     with pytest.raises(ConfigurationError, match="UTF8 is needed"):
         connections.connect_in_thread()
+
+
+@pytest.mark.parametrize("command", [("migrate",), ("status",), ("work", "--app", "shop:consumer")])
+def test_a_command_refuses_such_a_database_in_one_line(
+    other_encoding: str, tmp_path: Path, command: tuple[str, ...]
+) -> None:
+    done = webhooks(tmp_path, *command, DATABASE_URL=other_encoding)
+    assert done.returncode == 1
+    last = done.stderr.splitlines()[-1]
+    assert "the encoding of database encoded_" in last
+    assert "Traceback" not in done.stderr
 
 
 @pytest.mark.parametrize(

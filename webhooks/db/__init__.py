@@ -24,11 +24,19 @@ Cursor = AsyncCursor[dict[str, Any]]
 Query = LiteralString | bytes | SQL | Composed
 Statement = tuple[Query, Mapping[str, object] | None]
 
-# Nothing is set on a session: behind a pooler it would reach other clients and be lost to us. The last limit is for
-# a client that stopped inside a transaction (frozen, or its machine is gone): its locks must not outlive its leases.
+# Nothing but what poolers keep per client is set on a session (`db.connect`): behind one it would reach other clients
+# and be lost to us. So every transaction sets what our statements, and the driver that reads values, depend on: the
+# role, the database or the server may have set it otherwise.
 START: LiteralString = "BEGIN ISOLATION LEVEL READ COMMITTED"
 _COMMON: LiteralString = (
-    "set_config('synchronous_commit', 'on', true), set_config('idle_in_transaction_session_timeout', '60s', true)"
+    "set_config('synchronous_commit', 'on', true), set_config('statement_timeout', '0', true),"
+    # For a client that stopped inside a transaction (frozen, or its machine is gone): its locks must not outlive its
+    # leases.
+    " set_config('idle_in_transaction_session_timeout', '60s', true),"
+    " set_config('IntervalStyle', 'postgres', true), set_config('extra_float_digits', '1', true),"
+    # PostgreSQL 17 and later have it.
+    " CASE WHEN current_setting('transaction_timeout', true) <> '0'"
+    " THEN set_config('transaction_timeout', '0', true) END"
 )
 LIMITS: LiteralString = "SELECT set_config('lock_timeout', '1s', true), " + _COMMON
 IMPATIENT: LiteralString = "SELECT set_config('lock_timeout', '100ms', true), " + _COMMON
