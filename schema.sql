@@ -21,12 +21,16 @@
 --              it waits for; `wants` says which handler a process needs to claim it. `accepted_xid` orders by visibility,
 --              which `id` does not.
 -- patch_sessions  The patch flow of `handlers/patch_sessions.py`: one line a story.
--- companies    Who has issues and agents. For those that GitHub tells of it is a repository, by its full name.
+-- companies    Who has issues and agents. One that GitHub tells of is a repository: `repository_id` is its number, by
+--              which it is known whatever it is called, and `repository` its name now. `id` is what it was called when it
+--              was first heard of, and never changes.
 -- agents       Who resolves a company's issues. `adapter` says how it is called: JSON that `handlers/agents.py` reads.
 -- issues       The work of agents: open → claimed → resolved, and `escalated` when attempts ran out. `rank_at` is the
 --              clever column: what is claimed first, the creation time less the priority's head start, so that urgent
 --              issues come first and none waits for ever. `external_ref` names the issue elsewhere (`github#7`), and
 --              `told_at` is the time, by that side's clock, of the newest word about it.
+-- github_issues  What GitHub has said of each issue: the newest word about who is to work on it and at what, and when it
+--              was closed, opened again or gone. `issues` follows it.
 -- rejections   Requests that were refused: the named cause, and what is needed to find out why and to accept them later.
 --              Nothing of them is in `deliveries`.
 -- redeliveries  What a provider was asked to deliver again, by its delivery log's scope and the delivery's guid.
@@ -406,3 +410,40 @@ DROP INDEX deliveries_received;
 CREATE INDEX deliveries_received ON deliveries (not_before, id) WHERE status = 'received' AND wants IS NULL;
 CREATE INDEX deliveries_wanting ON deliveries (wants, not_before, id) WHERE status = 'received' AND wants IS NOT NULL;
 CREATE INDEX deliveries_exhausted ON deliveries (id) WHERE status = 'received' AND attempt_count >= max_attempts;
+
+-- section 12: issues of repositories that are renamed, moved and deleted
+
+-- A repository's number stays when it is renamed or given to somebody else. `repository` is what it is called as of
+-- `repository_told_at`; `repository_gone_at` says that it was deleted. Companies from before, and those entered by hand,
+-- are bound to the number by the first word of a repository that is called as they are.
+ALTER TABLE companies
+    ADD COLUMN repository_id      bigint,
+    ADD COLUMN repository         text,
+    ADD COLUMN repository_told_at timestamptz,
+    ADD COLUMN repository_gone_at timestamptz,
+    ADD CONSTRAINT companies_repository UNIQUE (repository_id),
+    ADD CONSTRAINT companies_bound CHECK ((repository_id IS NULL) = (repository IS NULL)
+        AND (repository_id IS NULL) = (repository_told_at IS NULL));
+CREATE INDEX companies_unbound ON companies (lower(id)) WHERE repository_id IS NULL;
+
+-- The newest of each kind of fact, so that events may be heard in any order. There is a line for each issue that
+-- somebody was asked to work on, and for each that was heard of as closed, opened again or gone, since a word from
+-- before that may still be on its way.
+CREATE TABLE github_issues (
+    repository_id bigint NOT NULL,
+    number        bigint NOT NULL,
+    told_at       timestamptz,
+    agent         text,
+    title         text,
+    body          text,
+    priority      text,
+    closed_at     timestamptz,
+    reopened_at   timestamptz,
+    gone_at       timestamptz,
+    PRIMARY KEY (repository_id, number),
+    CONSTRAINT github_issues_word CHECK ((told_at IS NULL) = (agent IS NULL) AND (told_at IS NULL) = (title IS NULL)
+        AND (told_at IS NULL) = (body IS NULL) AND (told_at IS NULL) = (priority IS NULL))
+) WITH (fillfactor = 80);
+
+-- Which repository the pull request is in, by its number.
+ALTER TABLE patch_sessions ADD COLUMN repository_id bigint;

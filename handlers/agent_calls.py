@@ -70,11 +70,15 @@ async def agents_http() -> AsyncGenerator[httpx.AsyncClient]:
 class Call:
     """A call that is about to be made; `ask` makes it, as an effect of the claim."""
 
-    def __init__(self, agent: Agent, http: httpx.AsyncClient, claim: Claim[Issue]) -> None:
+    def __init__(
+        self, agent: Agent, http: httpx.AsyncClient, claim: Claim[Issue], *, repository: str | None = None
+    ) -> None:
         self._agent = agent
         self._http = http
         self._key = claim.idempotency_key("agent")
         told: dict[str, Any] = claim.row.model_dump(mode="json")
+        if repository is not None:  # where GitHub's issue is now; the company's id is what it was first called
+            told["repository"] = repository
         told |= {"attempt": claim.attempt, "claim": claim.claim_seq, "idempotency_key": self._key}
         self._told = json.dumps(told, ensure_ascii=False).encode()
 

@@ -1,12 +1,13 @@
 """One HTTP call to a provider, and what its answer means for the effect that made it.
 
 ==========================================  ==============================================================
-no connection, 4xx, 3xx                     `NotDone`: it certainly did not happen, the next attempt calls again
+no connection, 4xx, a redirect elsewhere    `NotDone`: it certainly did not happen, the next attempt calls again
 429, GitHub's 403 for too many requests     `NotDone(retry_after=…)`: the phase waits that long, uncharged
 5xx, a connection that broke while reading  any other error: nobody knows whether it happened
 ==========================================  ==============================================================
 
-Nothing is tried again in here: one effect, one call.
+Nothing is tried again in here: one effect, one call. A redirect on the same host is followed, as GitHub answers where a
+repository was renamed: by then nothing was done.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ TIMEOUT = httpx.Timeout(20, connect=5)
 RATE_LIMIT_PAUSE = timedelta(seconds=60)
 """How long a 429 without Retry-After asks to wait: Shortcut counts 200 requests a minute and names no time."""
 LONGEST_PAUSE = timedelta(hours=1)
+MOST_REDIRECTS = 3
 
 
 @cache
@@ -56,6 +58,11 @@ async def call(http: httpx.AsyncClient, method: str, path: str, **arguments: Any
     """
     try:
         response = await http.request(method, path, **arguments)
+        for _ in range(MOST_REDIRECTS):
+            if (there := _elsewhere(http, response)) is None:
+                break
+            arguments.pop("params", None)  # they are part of the new address
+            response = await http.request(method, there, **arguments)
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
         raise NotDone(f"no connection to {http.base_url.host}: {str(error) or type(error).__name__}") from error
     if response.is_success:
@@ -64,6 +71,22 @@ async def call(http: httpx.AsyncClient, method: str, path: str, **arguments: Any
     if response.is_server_error:
         raise ProviderFailed(complaint)
     raise NotDone(complaint, retry_after=pause(response.status_code, response.headers, datetime.now(UTC)))
+
+
+def _elsewhere(http: httpx.AsyncClient, response: httpx.Response) -> httpx.URL | None:
+    """Return where the same request is to be made instead; our token goes to no other host.
+
+    Source: docs.github.com, "Best practices for using the REST API": a request is repeated as it was, at the new place.
+    """
+    if response.status_code not in (301, 302, 307, 308) or "location" not in response.headers:
+        return None
+    try:
+        there = response.url.join(response.headers["location"])
+    except httpx.InvalidURL:
+        return None
+    if (there.scheme, there.host, there.port) != (response.url.scheme, response.url.host, response.url.port):
+        return None
+    return there if there.query or not response.url.query else there.copy_with(query=response.url.query)
 
 
 def pause(status_code: int, headers: Mapping[str, str], now: datetime) -> timedelta | None:

@@ -7,16 +7,18 @@ never claims one twice.
 
 from __future__ import annotations
 
+from dataclasses import replace
+
 import structlog
 
 from handlers.agents import read_agents
+from handlers.companies import named
 from handlers.heartbeat_run import Run, Wanted
 from handlers.issues import issues
 from webhooks import Pool
 
 log = structlog.get_logger(__name__)
 
-COMPANY = "SELECT 1 FROM companies WHERE id = %(company_id)s"
 AGENTS = """
 SELECT id, adapter, paused FROM agents
 WHERE company_id = %(company_id)s AND id = coalesce(%(agent_id)s, id) ORDER BY id
@@ -38,16 +40,22 @@ class Unusable(ValueError):
 async def begin(pool: Pool, wanted: Wanted) -> Run:
     """Record a run that is about to be worked.
 
+    Args:
+        pool: the connections.
+        wanted: of which company (by its id, or by what its repository is called now), and how much.
+
     Raises:
         Unknown: there is no such company, or it has no such agent.
         Unusable: the one agent asked for has settings that cannot be read.
     """
     # Where no worker runs, nobody else frees what a dead run left.
     await issues.sweep(pool, "claimed")
-    params = {"company_id": wanted.company_id, "agent_id": wanted.agent_id, "limit": wanted.limit}
     async with pool.transaction() as tx:
-        if await (await tx.execute(COMPANY, params)).fetchone() is None:
+        company = await named(tx, wanted.company_id)
+        if company is None:
             raise Unknown(f"there is no company {wanted.company_id!r}")
+        wanted = replace(wanted, company_id=company.id)
+        params = {"company_id": wanted.company_id, "agent_id": wanted.agent_id, "limit": wanted.limit}
         rows = await (await tx.execute(AGENTS, params)).fetchall()
         if wanted.agent_id is not None and not rows:
             raise Unknown(f"company {wanted.company_id!r} has no agent {wanted.agent_id!r}")
@@ -61,4 +69,4 @@ async def begin(pool: Pool, wanted: Wanted) -> Run:
             raise RuntimeError("INSERT returned no row")
     for problem in problems:
         log.warning("an agent is passed over", company=wanted.company_id, reason=problem)
-    return Run(pool, wanted, run["id"], run["started_at"], agents, problems)
+    return Run(pool, wanted, run["id"], run["started_at"], agents, problems, repository=company.repository)

@@ -74,12 +74,15 @@ class Run:
         started_at: datetime,
         agents: Sequence[Agent],
         problems: Sequence[str],
+        *,
+        repository: str,
     ) -> None:
         self.id = id
         self.problems = tuple(problems)
         self.tallies = {agent.id: Tally() for agent in agents}
         self._pool = pool
         self._wanted = wanted
+        self._repository = repository
         self._started_at = started_at
         self._agents = agents
         self._abreast = abreast_of(pool)
@@ -154,7 +157,7 @@ class Run:
                 try:
                     if await may_be_deadly(self._pool, claim) and not await alone():
                         raise Snooze(ALONE_LATER)
-                    await resolve(agent, http, claim)
+                    await resolve(agent, http, claim, self._repository)
                 except asyncio.CancelledError:
                     if not self._stopping:
                         raise

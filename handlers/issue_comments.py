@@ -38,31 +38,41 @@ def reference(number: int) -> str:
 
 def number_of(external_ref: str | None) -> int | None:
     """The issue's number on GitHub; None for one from elsewhere."""
-    found = re.fullmatch(r"github#([1-9][0-9]{0,17})", external_ref or "")
+    found = re.fullmatch(r"github#([1-9][0-9]{0,18})", external_ref or "")
     return None if found is None else int(found[1])
 
 
-async def comment_once(repository: str, number: int, text: str, mark: str) -> IssueComment:
-    """Comment on the issue, unless the comment with this mark is there already.
+class Comments:
+    """Comments on the issues of a repository.
 
-    Raises:
-        Escalate: there is no token.
+    Args:
+        repository: what it is called now. No argument of the effect, because that may change between two attempts.
     """
-    hidden = f"<!-- {mark} -->"
-    path = f"/repos/{repository}/issues/{number}/comments"
-    async with github_http("the agent's result is commented on GitHub with it", "webhooks-issues") as http:
-        page = 1
-        while True:
-            params = {"per_page": PAGE, "page": page}
-            found = _COMMENTS.validate_python(await call(http, "GET", path, params=params))
-            for comment in found:
-                if hidden in (comment.body or ""):
-                    return comment
-            if len(found) < PAGE:
-                break
-            page += 1
-        body = {"body": f"{text}\n\n{hidden}"}
-        return IssueComment.model_validate(await call(http, "POST", path, json=body))
+
+    def __init__(self, repository: str) -> None:
+        self._issues = f"/repos/{repository}/issues"
+
+    async def once(self, _company_id: str, number: int, text: str, mark: str) -> IssueComment:
+        """Comment on the issue, unless the comment with this mark is there already.
+
+        Raises:
+            Escalate: there is no token.
+        """
+        hidden = f"<!-- {mark} -->"
+        path = f"{self._issues}/{number}/comments"
+        async with github_http("the agent's result is commented on GitHub with it", "webhooks-issues") as http:
+            page = 1
+            while True:
+                params = {"per_page": PAGE, "page": page}
+                found = _COMMENTS.validate_python(await call(http, "GET", path, params=params))
+                for comment in found:
+                    if hidden in (comment.body or ""):
+                        return comment
+                if len(found) < PAGE:
+                    break
+                page += 1
+            body = {"body": f"{text}\n\n{hidden}"}
+            return IssueComment.model_validate(await call(http, "POST", path, json=body))
 
 
 def comment_of(result: str) -> str:

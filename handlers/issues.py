@@ -23,6 +23,9 @@ Priority: TypeAlias = Literal["critical", "high", "medium", "low"]
 PRIORITIES: tuple[Priority, ...] = get_args(Priority)
 """The most urgent first."""
 
+ONGOING = ("open", "claimed", "escalated")
+"""Where an issue is that is not resolved."""
+
 LONGEST_CALL = timedelta(hours=1)
 """How long an agent may take at most, whatever its settings say."""
 

@@ -3,8 +3,15 @@
 from __future__ import annotations
 
 from datetime import datetime
+from typing import Annotated, TypeAlias
 
-from pydantic import BaseModel, ConfigDict
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints
+
+Id: TypeAlias = Annotated[int, Field(strict=True, gt=0, lt=2**63)]
+"""A number that names something: whole, above zero, and one that a bigint holds. `true` is none, nor is "5"."""
+
+FullName = Annotated[str, StringConstraints(pattern=r"^[\w.-]+/[\w.-]+$", max_length=300)]
+"""A repository's `owner/name`."""
 
 
 class PatchSession(BaseModel):
@@ -28,13 +35,13 @@ class PatchSession(BaseModel):
 
 
 class Reference(BaseModel):
-    id: int | str | None = None
+    id: Id | str | None = None
     entity_type: str | None = None
     name: str | None = None
 
 
 class ListChange(BaseModel):
-    adds: list[int | str] = []
+    adds: list[Id | str] = []
 
 
 class StoryChanges(BaseModel):
@@ -44,27 +51,37 @@ class StoryChanges(BaseModel):
 class StoryEvent(BaseModel):
     """`story.create` has `label_ids`, `story.update` has `changes`."""
 
-    id: int
+    id: Id
     name: str | None = None
     app_url: str | None = None
-    label_ids: list[int | str] = []
+    label_ids: list[Id | str] = []
     changes: StoryChanges = StoryChanges()
     references: list[Reference] = []
 
     @property
     def labels_added(self) -> set[str]:
         """The names of the labels that this event put on the story."""
-        added = {*self.label_ids, *self.changes.label_ids.adds}
-        return {
-            label.name for label in self.references if label.entity_type == "label" and label.id in added and label.name
-        }
+        return {name for id in self._added if (name := self._names.get(id)) is not None}
+
+    @property
+    def labels_unnamed(self) -> set[int | str]:
+        """The numbers of the labels that this event put on the story, and whose names the body does not say."""
+        return self._added - self._names.keys()
+
+    @property
+    def _added(self) -> set[int | str]:
+        return {*self.label_ids, *self.changes.label_ids.adds}
+
+    @property
+    def _names(self) -> dict[int | str | None, str]:
+        return {label.id: label.name for label in self.references if label.entity_type == "label" and label.name}
 
 
 class CommentEvent(BaseModel):
     """`story-comment.create`."""
 
-    id: int
-    story_id: int | None = None
+    id: Id
+    story_id: Id | None = None
     text: str | None = None
     author_id: str | None = None
 
@@ -73,7 +90,10 @@ class CommentEvent(BaseModel):
 
 
 class GitHubRepository(BaseModel):
-    full_name: str
+    """Its number stays; its name changes when it is renamed or given to somebody else, and may then be another's."""
+
+    id: Id
+    full_name: FullName
 
 
 class Branch(BaseModel):
@@ -83,7 +103,7 @@ class Branch(BaseModel):
 
 
 class ClosedPullRequest(BaseModel):
-    number: int
+    number: Id
     html_url: str
     head: Branch
     base: Branch
@@ -143,6 +163,12 @@ class PullRequest(BaseModel):
     html_url: str
     state: str
     head: Head
+    base: Branch | None = None
+    """None in what was recorded before it was read."""
+
+    @property
+    def repository_id(self) -> int | None:
+        return self.base.repo.id if self.base is not None and self.base.repo is not None else None
 
 
 # ---- what the configured commands answer

@@ -18,7 +18,7 @@ from __future__ import annotations
 import re
 from datetime import timedelta
 
-from handlers.models import ClosedPullRequest, CommentEvent, PatchSession, PullRequestEvent, StoryEvent
+from handlers.models import Branch, ClosedPullRequest, CommentEvent, PatchSession, PullRequestEvent, StoryEvent
 from handlers.patch_effects import (
     comment_once,
     find_or_open,
@@ -40,7 +40,9 @@ sessions = Gate("patch_sessions", key="sc_id", row=PatchSession)
 async def open_session(event: Event[StoryEvent], tx: Transaction) -> None:
     story, label = event.data, settings().label
     if label.casefold() not in {name.casefold() for name in story.labels_added}:
-        raise Ignore(f"label {label!r} not among those added: {', '.join(sorted(story.labels_added)) or 'none'}")
+        unnamed = (f"{id} (the body does not say its name)" for id in sorted(map(str, story.labels_unnamed)))
+        added = ", ".join((*sorted(story.labels_added), *unnamed)) or "none"
+        raise Ignore(f"label {label!r} not among those added: {added}")
     title = story.name or f"sc-{story.id}"
     await sessions.open(tx, sc_id=story.id, title=title, story_url=story.app_url)
 
@@ -122,37 +124,65 @@ async def open_pull_request(session: PatchSession, claim: Claim[PatchSession]) -
     pull_request = await claim.once("pull request", find_or_open, session, sha, retry_safe=True)
     text, mark = f"Pull request: {pull_request.html_url}", claim.idempotency_key("link")
     await claim.once("link", comment_once, session.sc_id, text, mark, retry_safe=True)
-    return claim.done(pull_request_number=pull_request.number, pull_request_url=pull_request.html_url)
+    return claim.done(
+        pull_request_number=pull_request.number,
+        pull_request_url=pull_request.html_url,
+        repository_id=pull_request.repository_id,
+    )
 
 
 @github.on("pull_request.closed", model=PullRequestEvent)
 async def pull_request_closed(event: Event[PullRequestEvent], tx: Transaction) -> None:
     pull_request = event.data.pull_request
-    sc_id = story_of(pull_request)
+    sc_id = story_of(pull_request.head)
+    await check_repository(pull_request, sc_id, tx)
     if pull_request.merged:  # in the end: it may have been closed before, and opened again
         moved = await sessions.advance(tx, sc_id, ("in_review", "closed"), "merged", merged_at=pull_request.merged_at)
     else:
         moved = await sessions.advance(tx, sc_id, "in_review", "closed")
     if not moved:  # GitHub was quicker than our own phase, or a person has to mend that phase first
-        raise Park(sessions, sc_id, while_in=("drafted", "opening", "escalated"))
+        raise Park(sessions, sc_id, while_in=UNDER_WAY)
 
 
-def story_of(pull_request: ClosedPullRequest) -> int:
-    """The key that the branch carries back. Anybody can name a branch of a fork like ours, so those do not count.
+UNDER_WAY = ("drafted", "opening", "escalated")
+"""Where a session may be though its pull request is on GitHub already."""
+REPOSITORY = "SELECT status, repository_id FROM patch_sessions WHERE sc_id = %(sc_id)s"
+
+
+def story_of(head: Branch) -> int:
+    """The key that the branch carries back.
 
     Raises:
         Ignore: the branch is not one of ours.
     """
-    head, base = pull_request.head, pull_request.base
-    key = re.fullmatch(r"patch/sc-([1-9][0-9]{0,17})", head.ref)
-    if key is None:
+    key = re.fullmatch(r"patch/sc-([1-9][0-9]{0,18})", head.ref)
+    if key is None or int(key[1]) >= 2**63:
         raise Ignore(f"branch {head.ref!r} is not one of ours (patch/sc-<id>)")
-    if head.repo is None or base.repo is None or head.repo.full_name != base.repo.full_name:
-        raise Ignore("the branch is a fork's")
-    ours = settings().github_repository
-    if ours is not None and base.repo.full_name.casefold() != ours.casefold():
-        raise Ignore(f"repository {base.repo.full_name} is not ours ({ours})")
     return int(key[1])
+
+
+async def check_repository(pull_request: ClosedPullRequest, sc_id: int, tx: Transaction) -> None:
+    """See that the pull request is in the repository where the session's was opened, whatever that is called now.
+
+    Anybody can name a branch of a fork like ours, so those do not count. While no repository is recorded, the one that
+    the settings name is ours.
+
+    Raises:
+        Ignore: it is in another repository, or from a fork.
+        Park: the session is about to say which repository is its own.
+    """
+    head, base = pull_request.head.repo, pull_request.base.repo
+    if head is None or base is None or (head.id, head.full_name) != (base.id, base.full_name):
+        raise Ignore("the branch is a fork's")
+    session = await (await tx.execute(REPOSITORY, {"sc_id": sc_id})).fetchone() or {"repository_id": None}
+    ours = settings().github_repository
+    if session["repository_id"] is not None:
+        if session["repository_id"] != base.id:
+            raise Ignore(f"repository {base.full_name} is not the one of this session's pull request")
+    elif ours is not None and base.full_name.casefold() != ours.casefold():
+        if session.get("status") in UNDER_WAY:
+            raise Park(sessions, sc_id, while_in=UNDER_WAY)
+        raise Ignore(f"repository {base.full_name} is not ours ({ours})")
 
 
 @sessions.phase("merged", claimed="finishing", done="finished")

@@ -8,7 +8,7 @@ import httpx
 
 from handlers.agent_calls import SLACK, About, Call, Refused
 from handlers.agents import Agent
-from handlers.issue_comments import comment_of, comment_once, number_of
+from handlers.issue_comments import Comments, comment_of, number_of
 from handlers.issues import Issue
 from webhooks import Claim, Escalate, Pool
 
@@ -20,11 +20,17 @@ ORDER BY claimed_at DESC LIMIT 1
 """
 
 
-async def resolve(agent: Agent, http: httpx.AsyncClient, claim: Claim[Issue]) -> None:
+async def resolve(agent: Agent, http: httpx.AsyncClient, claim: Claim[Issue], repository: str) -> None:
     """Have the agent resolve the issue, tell it on GitHub if it came from there, and complete the claim.
 
     The two calls are effects of one claim: where the comment fails, the next attempt makes it with the result that is
     recorded, and does not ask the agent again.
+
+    Args:
+        agent: who.
+        http: its client.
+        claim: of the issue.
+        repository: what the company's repository is called now.
 
     Raises:
         Escalate: the agent refused, or the comment needs a token that is not set.
@@ -32,16 +38,17 @@ async def resolve(agent: Agent, http: httpx.AsyncClient, claim: Claim[Issue]) ->
     """
     issue = claim.row
     about = About(id=issue.id, title=issue.title, body=issue.body)
+    number = number_of(issue.external_ref)
     limit = timedelta(seconds=agent.adapter.timeout_s) + SLACK
     try:
-        result = await claim.once("agent", Call(agent, http, claim).ask, about, retry_safe=True, timeout=limit)
+        call = Call(agent, http, claim, repository=None if number is None else repository)
+        result = await claim.once("agent", call.ask, about, retry_safe=True, timeout=limit)
     except Refused as error:
         raise Escalate(f"agent {agent.id}: {error}") from error
     claim.noted["result"] = result  # for whoever looks at the row, should it end otherwise than resolved
-    number = number_of(issue.external_ref)
     if number is not None:
         mark, text = claim.idempotency_key("comment"), comment_of(result)
-        await claim.once("comment", comment_once, issue.company_id, number, text, mark, retry_safe=True)
+        await claim.once("comment", Comments(repository).once, issue.company_id, number, text, mark, retry_safe=True)
     await claim.complete(result=result)
 
 

@@ -30,7 +30,10 @@ ADVANCED: dict[str, list[tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
         (("in_review", "closed"), "merged", ("merged_at",)),
     ],
     "deliveries": [],
-    "issues": [(("open", "claimed", "escalated"), "resolved", ())],
+    "issues": [
+        (("open", "claimed", "escalated"), "resolved", ()),
+        (("resolved",), "open", ("result", "assigned_agent_id", "title", "body", "priority", "told_at")),
+    ],
 }
 COMPLETED: dict[str, tuple[str, ...]] = {
     "asked": ("question", "question_comment_id", "asked_at"),

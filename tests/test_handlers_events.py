@@ -256,6 +256,46 @@ async def test_only_the_configured_repository_counts(
     assert (await session(pool))["status"] == status
 
 
+@pytest.mark.parametrize("name", ["acme/widgets", "codertocat/HELLO-world"])
+@pytest.mark.parametrize("ours", [None, "Codertocat/Hello-World", "acme/before"])
+async def test_the_repository_of_a_session_is_known_by_its_number_whatever_it_is_called(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, ours: str | None, name: str
+) -> None:
+    if ours is not None:
+        monkeypatch.setenv("PATCH_GITHUB_REPOSITORY", ours)
+    await put(pool, "in_review", repository_id=186853002)
+    called = {"head__repo__full_name": name, "base__repo__full_name": name}
+    await deliver(pool, pull_request("closed", merged=True, **called))
+    assert (await session(pool))["status"] == "merged"
+
+
+async def test_another_repository_is_not_the_session_s_though_it_has_its_name_now(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("PATCH_GITHUB_REPOSITORY", "Codertocat/Hello-World")
+    await put(pool, "in_review", repository_id=7)
+    assert texts(await deliver(pool, pull_request("closed", merged=True))) == [
+        ("ignored", "repository Codertocat/Hello-World is not the one of this session's pull request")
+    ]
+
+
+@pytest.mark.parametrize("status", ["drafted", "opening", "escalated"])
+@pytest.mark.parametrize(("number", "ends"), [(186853002, "merged"), (7, "in_review")])
+async def test_a_renamed_repository_is_waited_for_until_its_number_is_known(
+    pool: Pool, monkeypatch: pytest.MonkeyPatch, status: str, number: int, ends: str
+) -> None:
+    monkeypatch.setenv("PATCH_GITHUB_REPOSITORY", "acme/before")
+    await put(pool, status)
+    [ended] = await deliver(pool, pull_request("closed", merged=True))
+    assert (ended["status"], ended["parked_on"]) == ("received", "patch_sessions:5")
+    await put(pool, "drafted")
+    async with sessions.claim(pool, "opening", 5) as claim:
+        assert claim is not None
+        await claim.complete(repository_id=number)
+    await apply_due(pool)
+    assert (await session(pool))["status"] == ends
+
+
 @pytest.mark.parametrize("order", list(itertools.permutations(["opened", "synchronize", "closed"])))
 async def test_case_13_invariant_10_every_order_of_a_pull_request_s_events_ends_the_same(
     pool: Pool, order: tuple[str, ...]

@@ -22,6 +22,7 @@ from handlers.standin.state import Pull, State, now
 log = structlog.get_logger(__name__)
 
 AT_ONCE = timedelta(0)
+REPOSITORY_ID = 3200
 
 
 class NewPull(BaseModel):
@@ -152,13 +153,18 @@ class GitHubStandin:
             "action": action,
             "number": pull.number,
             "pull_request": self._pull(pull),
-            "repository": {"full_name": self.name, "name": self.name.split("/")[1], "owner": owner},
+            "repository": {
+                "id": REPOSITORY_ID,
+                "full_name": self.name,
+                "name": self.name.split("/")[1],
+                "owner": owner,
+            },
             "sender": owner,
         }
         self.errands.after(AT_ONCE, partial(send_github, "pull_request", body))
 
     def _pull(self, pull: Pull) -> dict[str, Any]:
-        repository = {"full_name": self.name}
+        repository = {"id": REPOSITORY_ID, "full_name": self.name}
         shown = pull.model_dump(mode="json", exclude={"branch", "sha", "base"})
         return {
             **shown,

@@ -87,6 +87,8 @@ def _occurred_at(event: str, data: dict[str, Any]) -> datetime | None:
         return moment(mapping(data.get("repository")).get("pushed_at"))
     if data.get("action") == "deleted":
         return None  # the deleted thing says when it was last edited, which may be years ago
+    if event == "repository":
+        return moment(mapping(data.get("repository")).get("updated_at"))
     for subject in _SUBJECTS:
         changed = moment(mapping(data.get(subject)).get("updated_at"))
         if changed is not None:
