@@ -16,7 +16,7 @@
 -- stuck        One line a row that refuses to be claimed, or to be freed when its claim is over: which constraint or
 --              trigger forbids it. A line that no process has renewed for minutes is outdated, and is removed.
 -- deliveries   The inbox: one line a request whose signature was right, with its exact bytes, and one a further event
---              of the same request (`parent`, `position` from 1; the body is read from the parent). It is a gated table:
+--              of the same request (`parent`, `position` from 1, and its `part` of the parent's body). It is a gated table:
 --              received → applying → processed | ignored, and `dead` when attempts ran out. `parked_on` names the row
 --              it waits for; `wants` says which handler a process needs to claim it. `accepted_xid` orders by visibility,
 --              which `id` does not.
@@ -447,3 +447,9 @@ CREATE TABLE github_issues (
 
 -- Which repository the pull request is in, by its number.
 ALTER TABLE patch_sessions ADD COLUMN repository_id bigint;
+
+-- section 13: the events of a delivery
+
+-- Of a delivery that was split, `part` is what each of its events is: what they have in common with the delivery, the
+-- rest with each of them. It is made from the body, once, and goes with it.
+ALTER TABLE deliveries ADD COLUMN part bytea;

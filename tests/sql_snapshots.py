@@ -12,6 +12,7 @@ from typing import Any, LiteralString
 from handlers.issues import issues
 from handlers.patch_sessions import sessions
 from webhooks import effects, statements
+from webhooks import inbox as inbox_statements
 from webhooks.gate import Gate
 from webhooks.inbox import inbox, wants
 from webhooks.phase import Phase
@@ -21,7 +22,6 @@ DIRECTORY = Path(__file__).parent / "sql"
 # What moves a row from outside, with the columns it writes: a snapshot is of what really runs.
 OPENED: dict[str, tuple[LiteralString, ...]] = {
     "patch_sessions": ("sc_id", "title", "story_url"),
-    "deliveries": ("source", "dedup_key", "position", "parent", "origin", "received_at", "event", "wants"),
     "issues": ("company_id", "assigned_agent_id", "title", "body", "priority", "created_at", "external_ref", "told_at"),
 }
 ADVANCED: dict[str, list[tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
@@ -60,6 +60,7 @@ def snapshots() -> dict[str, str]:
         "deliveries.any.wanted": wants.WANTED,
         "deliveries.any.handled": wants.HANDLED,
         "deliveries.any.end_unhandled": wants.END_UNHANDLED,
+        "deliveries.applying.split": inbox_statements.SPLIT,
         "effects.any.intend": effects.INTEND,
         "effects.any.find": effects.FIND,
         "effects.any.intend_again": effects.INTEND_AGAIN,
@@ -74,7 +75,8 @@ def of_gate(gate: Gate[Any]) -> Iterator[tuple[str, bytes]]:
             yield f"{gate.table}.{phase.claimed}.{name}.sql", statement
     composed = gate.statements
     first = next(iter(gate.phases.values()))
-    yield f"{gate.table}.{first.claimed}.open.sql", composed.open(first.ready, OPENED[gate.table], first)
+    if opened := OPENED.get(gate.table):
+        yield f"{gate.table}.{first.claimed}.open.sql", composed.open(first.ready, opened, first)
     for from_, to, columns in ADVANCED[gate.table]:
         entered = gate.entered(to)
         place = "any" if entered is None else entered.claimed

@@ -6,6 +6,7 @@ import asyncio
 import json
 from collections import Counter
 from collections.abc import Mapping
+from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
 from typing import Any
@@ -18,6 +19,7 @@ from gates import a_gate, elsewhere, make_tickets, sql, tickets_gate, until, unt
 from processes import eventually, serving
 
 from webhooks import Claim, Consumer, Done, Event, Gate, GitHub, Pool, Shortcut, StandardWebhooks, Transaction
+from webhooks.apply import apply
 from webhooks.cli.deliveries import deliveries as deliveries_command
 from webhooks.cli.prune import prune as prune_command
 from webhooks.deliveries import one
@@ -268,6 +270,34 @@ async def test_a_body_that_was_pruned_is_said_to_be_gone_wherever_it_is_read(
     refused = await asyncio.to_thread(CliRunner().invoke, deliveries_command, [str(part), "--body"])
     assert refused.exit_code == 1
     assert f"the body of delivery {part} was pruned on 2" in refused.output
+
+
+async def test_what_is_kept_of_a_body_with_each_of_its_events_goes_with_it_and_counts(pool: Pool) -> None:
+    ids = await arrived(pool, arrival(stories(1, 2)), arrival(stories(3, 4)))
+    consumer = a_consumer()
+
+    @consumer.sources["shortcut"].on("story.update")
+    async def handle(event: Event, tx: Transaction) -> None:
+        pass
+
+    for id in ids:
+        claim = await inbox.take(pool, "applying", id)
+        assert claim is not None
+        async with claim.held():
+            await apply(consumer, claim)
+    # The first one's headers alone are old enough, and so is all of the second one's content.
+    age = "UPDATE deliveries SET status = 'processed', received_at = now() - %(age)s WHERE %(id)s IN (id, parent)"
+    for id, days in zip(ids, (20, 40), strict=True):
+        await sql(pool, age, id=id, age=days * DAY)
+    [size] = await sql(
+        pool,
+        "SELECT sum(octet_length(body)) + sum(octet_length(part)) AS all FROM deliveries WHERE %(id)s IN (id, parent)",
+        id=ids[1],
+    )
+    report = await foretold(pool, replace(ALL, headers=10 * DAY))
+    assert report.lines["bodies"].bytes == size["all"]
+    counted = "SELECT count(part) AS kept, count(*) AS all FROM deliveries WHERE %(id)s IN (id, parent)"
+    assert [await sql(pool, counted, id=id) for id in ids] == [[{"kept": 3, "all": 3}], [{"kept": 0, "all": 3}]]
 
 
 async def test_a_pruned_delivery_that_is_run_again_is_dead_at_once_with_the_reason(database_url: str) -> None:

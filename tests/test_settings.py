@@ -43,6 +43,7 @@ def test_every_variable_is_read_and_described(monkeypatch: pytest.MonkeyPatch) -
         "WEBHOOKS_LOG_LEVEL": "debug",
         "WEBHOOKS_MAX_BODY_MIB": "3",
         "WEBHOOKS_UNVERIFIED_MIB": "5",
+        "WEBHOOKS_MAX_EVENTS": "70",
         "WEBHOOKS_REJECTIONS_KEPT": "50",
         "WEBHOOKS_REJECTIONS_MIB": "6",
         "WEBHOOKS_REJECTIONS_DAYS": "8",

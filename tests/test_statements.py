@@ -62,6 +62,13 @@ PARAMS: dict[str, Any] = {
     "due_by": datetime.now(UTC),
     "mark_0": "2026-01-01",
     "mark_1": "1",
+    "id": 1,
+    "positions": [1],
+    "events": ["story.update"],
+    "parts": [b"{}"],
+    "max_attempts": 5,
+    "at_once": 50,
+    "apart": timedelta(milliseconds=5),
 }
 TEXT_KEYED = ("attempts.", "effects.", "decisions.")
 

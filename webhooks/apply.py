@@ -6,6 +6,7 @@ import asyncio
 from collections.abc import Collection
 from dataclasses import dataclass
 from datetime import timedelta
+from functools import cached_property
 from typing import Any
 
 import psycopg
@@ -16,16 +17,21 @@ from pydantic import ValidationError
 from webhooks.claim import Claim, ClaimTransaction
 from webhooks.consumer import Consumer
 from webhooks.db import clean, database_time
-from webhooks.delivery import Event, RawEvent
+from webhooks.delivery import Event, Headers, RawEvent
 from webhooks.errors import Escalate, Ignore, Park, Unreadable
-from webhooks.inbox import Stored, inbox, load
+from webhooks.inbox import MOST_NAME, Content, Stored, load, load_body, parts, split
+from webhooks.inbox.parts import Parts
 from webhooks.inbox.wants import NO_HANDLER, NO_SOURCE, handled_elsewhere, want
 from webhooks.outcome import Release, gravest
-from webhooks.sources import Handler
+from webhooks.sources import Handler, Source
 from webhooks.text import members, message_of, shortened
 
 HANDLER_LIMIT_S = 30.0
 AT_ONCE = 5
+# A longer body is read beside the event loop, where others have their turns meanwhile.
+LONG = 256 * 1024
+# How long a body is kept at hand for the next events that were split from it.
+KEPT_S = 30.0
 PARK_CHECK = timedelta(seconds=15)
 LEFT_AGAIN = timedelta(seconds=5)
 # Of what a handler moved, this much is kept with the delivery; a longer name does not fit into the index.
@@ -35,7 +41,7 @@ LONGEST_LABEL = 500
 READ_SHARED = SQL("SELECT status FROM {table} WHERE {is_key} FOR SHARE")
 
 
-async def apply(consumer: Consumer, claim: Claim[Stored], process: str = "") -> bool:
+async def apply(consumer: Consumer, claim: Claim[Stored], process: str = "", most_events: int = 10_000) -> bool:
     """Apply one claimed delivery; it ends processed, ignored, split, parked, left, or by the exception raised.
 
     A deadlock or a serialization failure runs the transaction again at once, without charge, five times at most.
@@ -44,12 +50,14 @@ async def apply(consumer: Consumer, claim: Claim[Stored], process: str = "") -> 
         consumer: its sources and handlers.
         claim: the delivery.
         process: this process, as it is registered.
+        most_events: the events that one delivery may be split into.
 
     Returns:
         Whether it, or a part of it, was left for another process.
 
     Raises:
-        Escalate: the body cannot be read, or its data does not fit the handler's model: trying again is of no use.
+        Escalate: the body cannot be read, holds too many events, or its data does not fit the handler's model: trying
+            again is of no use.
         TimeoutError: the handler ran longer than 30 seconds.
         Exception: whatever the handler raised.
     """
@@ -57,7 +65,7 @@ async def apply(consumer: Consumer, claim: Claim[Stored], process: str = "") -> 
     failures = 0
     while True:
         try:
-            return await _apply(consumer, claim, process)
+            return await _apply(consumer, claim, process, most_events)
         except _Aside as aside:
             if isinstance(aside.why, Ignore):
                 await claim.complete("ignored", **_columns(aside.event.name, reason=message_of(aside.why)))
@@ -93,7 +101,7 @@ class _Aside(Exception):
     why: Ignore | Park
 
 
-async def _apply(consumer: Consumer, claim: Claim[Stored], process: str) -> bool:
+async def _apply(consumer: Consumer, claim: Claim[Stored], process: str, most_events: int) -> bool:
     stored = claim.row
     source = consumer.sources.get(stored.source)
     async with claim.transaction() as tx:
@@ -103,31 +111,32 @@ async def _apply(consumer: Consumer, claim: Claim[Stored], process: str) -> bool
             await tx.done("ignored", **_columns(None, reason=f"{NO_SOURCE}{stored.source} any more"))
             return False
         try:
-            headers, body = await load(tx, stored)
-            parsed = source.read(headers, body)
+            content = await load(tx, stored)
+            body, chosen = await _read(tx, source, stored, content)
         except Unreadable as error:
             raise Escalate(f"the body cannot be read: {error}") from error
-        events = source.events(headers, parsed)
-        if stored.position:
-            chosen = [(stored.position, events[stored.position - 1])] if stored.position <= len(events) else []
-        else:
-            chosen = list(enumerate(events, 1))
         unknown = {event.name for _, event in chosen} - source.handlers.keys()
         theirs = await handled_elsewhere(tx, process, stored.source, unknown) if unknown else set[str | None]()
         routed = [(place, event) for place, event in chosen if event.name not in unknown or event.name in theirs]
         wanted = [(place, event) for place, event in routed if event.ignored is None]
         if not wanted:
             event = routed[0][1] if routed else None
-            names = ", ".join(dict.fromkeys(event.name for _, event in chosen))
+            names = _names(chosen)
             reason = event.ignored if event is not None else (NO_HANDLER + names if names else "it holds no event")
             await tx.done("ignored", **_columns(names or None, reason=reason))
+        elif len(wanted) > most_events:
+            raise Escalate(
+                f"it holds {len(wanted)} events and is split into {most_events} at most: raise WEBHOOKS_MAX_EVENTS "
+                f"and run webhooks replay {stored.id}, or have it sent in smaller pieces"
+            )
         elif len(wanted) > 1:
-            await _split(tx, stored, wanted, theirs)
+            BODIES.keep(content.proof, body)  # its events come next, and some handlers read it
+            await _split(tx, stored, wanted, theirs, content.shared)
         elif (event := wanted[0][1]).name in theirs:
             return _leave(tx, stored, event.name)
         else:
-            claim.noted["event"] = clean(event.name)[:500]
-            await _run(tx, source.handlers[event.name], stored, event, parsed)
+            claim.noted["event"] = clean(event.name)[:MOST_NAME]
+            await _run(tx, source.handlers[event.name], stored, event, body)
         return len(wanted) > 1 and bool(theirs)
 
 
@@ -136,7 +145,7 @@ def _leave(tx: ClaimTransaction, stored: Stored, event: str | None) -> bool:
     wants = want(stored.source, event)
     # One that was left before, and by its event, is read in another way there: no two processes toss it to and fro.
     again = stored.wants not in (None, want(stored.source, None))
-    columns = {"event": None if event is None else clean(event)[:500], "wants": wants}
+    columns = {"event": None if event is None else clean(event)[:MOST_NAME], "wants": wants}
     tx.release(
         Release(
             "snoozed",
@@ -155,36 +164,122 @@ def _leave(tx: ClaimTransaction, stored: Stored, event: str | None) -> bool:
     return True
 
 
+class _Body:
+    """A delivery's body, parsed when somebody first wants it so.
+
+    Args:
+        source: who reads it.
+        headers: its header lines.
+        body: its exact bytes.
+    """
+
+    def __init__(self, source: Source, headers: Headers, body: bytes) -> None:
+        self._source = source
+        self._headers = headers
+        self.body = body
+
+    @cached_property
+    def parsed(self) -> Any:
+        return self._source.read(self._headers, self.body)
+
+    def events(self) -> list[tuple[int, RawEvent]]:
+        return list(enumerate(self._source.events(self._headers, self.parsed), 1))
+
+
+class _Given(Event[Any]):
+    """An event whose delivery's body is parsed when its handler first reads that."""
+
+    __slots__ = ("_whole",)
+
+    @classmethod
+    def of(cls, whole: _Body, **fields: object) -> _Given:
+        given = cls.__new__(cls)
+        for name, value in [*fields.items(), ("_whole", whole)]:
+            object.__setattr__(given, name, value)
+        return given
+
+    def __getattr__(self, name: str) -> Any:
+        if name != "body":
+            raise AttributeError(name)
+        object.__setattr__(self, "body", self._whole.parsed)
+        return self.body
+
+
+class _Bodies:
+    """The body whose events were applied last: they follow one another, and none of them should have to fetch it."""
+
+    def __init__(self) -> None:
+        self._last: tuple[str, _Body] | None = None
+        self._forgetting: asyncio.TimerHandle | None = None
+
+    def keep(self, proof: str, body: _Body) -> None:
+        if self._forgetting is not None:
+            self._forgetting.cancel()
+        self._last = proof, body
+        self._forgetting = asyncio.get_running_loop().call_later(KEPT_S, self.forget)
+
+    def find(self, proof: str) -> _Body | None:
+        return self._last[1] if self._last is not None and self._last[0] == proof else None
+
+    def forget(self) -> None:
+        self._last = None
+
+
+BODIES = _Bodies()
+
+
+async def _read(
+    tx: ClaimTransaction, source: Source, stored: Stored, content: Content
+) -> tuple[_Body, list[tuple[int, RawEvent]]]:
+    """Return a delivery's body and its events by their places, or the one event that it is itself.
+
+    Raises:
+        Unreadable: with the reason for a person.
+    """
+    body = BODIES.find(content.proof) if stored.position else None
+    if body is None:
+        body = _Body(source, content.headers, await load_body(tx, content.id))
+    if stored.position:
+        BODIES.keep(content.proof, body)
+    if content.own is not None:
+        return body, [(stored.position, parts.read(content.own, content.shared))]
+    # A thread does not keep the parser from holding the interpreter, but all the rest takes turns with the loop.
+    events = await asyncio.to_thread(body.events) if len(body.body) > LONG else body.events()
+    return body, [one for one in events if stored.position in (0, one[0])]
+
+
 async def _split(
-    tx: ClaimTransaction, stored: Stored, events: list[tuple[int, RawEvent]], theirs: Collection[str | None]
+    tx: ClaimTransaction,
+    stored: Stored,
+    events: list[tuple[int, RawEvent]],
+    theirs: Collection[str | None],
+    shared_before: bytes | None,
 ) -> None:
     """One line per event, so that one that fails or parks holds no other up; some are for another process."""
-    for place, event in events:
-        await inbox.open(
-            tx,
-            source=stored.source,
-            dedup_key=stored.dedup_key,
-            position=place,
-            parent=stored.id,
-            origin=stored.origin,
-            received_at=stored.received_at,
-            event=clean(event.name),
-            wants=want(stored.source, event.name) if event.name in theirs else None,
-        )
-    names = ", ".join(dict.fromkeys(event.name for _, event in events))
-    await tx.done("processed", **_columns(names, reason=f"split into {len(events)} events"))
+    kept = await asyncio.to_thread(parts.written, [event for _, event in events])
+    if shared_before is not None and shared_before != kept.shared:
+        # It was split before, and by another version of its source: what its events have in common stays as it was.
+        kept = Parts(shared_before, [None] * len(events))
+    wants = [want(stored.source, event.name) if event.name in theirs else None for _, event in events]
+    await split(tx, stored.id, [place for place, _ in events], [event.name for _, event in events], wants, kept)
+    columns = _columns(_names(events), reason=f"split into {len(events)} events")
+    await tx.done("processed", **columns, part=kept.shared)
 
 
-async def _run(tx: ClaimTransaction, handler: Handler, stored: Stored, event: RawEvent, parsed: Any) -> None:
+def _names(events: list[tuple[int, RawEvent]]) -> str:
+    return ", ".join(dict.fromkeys(event.name for _, event in events))
+
+
+async def _run(tx: ClaimTransaction, handler: Handler, stored: Stored, event: RawEvent, body: _Body) -> None:
     try:
         data = event.data if handler.model is None else handler.model.model_validate(event.data)
     except ValidationError as error:
         raise Escalate(f"the data of {event.name} does not fit {_named(handler.model)}: {_short(error)}") from error
-    given = Event(
+    given = _Given.of(
+        body,
         source=stored.source,
         name=event.name,
         data=data,
-        body=parsed,
         delivery=stored.id,
         received_at=stored.received_at,
         occurred_at=event.occurred_at,
@@ -243,7 +338,7 @@ async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None
 
 def _columns(event: str | None, *, reason: str | None) -> dict[str, object]:
     return {
-        "event": None if event is None else clean(event)[:500],
+        "event": None if event is None else clean(event)[:MOST_NAME],
         "reason": None if reason is None else clean(shortened(reason, 2_000)),
         "parked_on": None,
         "parked_since": None,

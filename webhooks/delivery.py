@@ -39,7 +39,8 @@ class RawEvent:
 
     Args:
         name: what handlers are registered for, such as ``story.update`` or ``pull_request.closed``.
-        data: the event's own part of the body.
+        data: the event's own part of the body, of nothing but what JSON holds: of a delivery with several events it is
+            kept as such with each of them.
         occurred_at: the event's own time, where the provider says one.
         ignored: why the source itself sets the event aside (our own bot made it), else None.
     """
@@ -58,7 +59,8 @@ class Event(Generic[Data]):
         source: the name of its source.
         name: the event's name.
         data: the event's own data, as the handler's `model`, else a dict.
-        body: the whole parsed body of the delivery.
+        body: the whole parsed body of the delivery. It is parsed when it is first read, once for all the events of a
+            delivery, so leave it as it is.
         delivery: the delivery's id, what `webhooks deliveries` takes.
         received_at: when the delivery was stored.
         occurred_at: the event's own time, where the provider says one.

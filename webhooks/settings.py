@@ -136,6 +136,13 @@ class Settings(BaseSettings):
         allow_inf_nan=False,
         description="Seconds in which a stopping process is not ready but still takes deliveries: for a load balancer.",
     )
+    max_events: int = Field(
+        default=10_000,
+        validation_alias="WEBHOOKS_MAX_EVENTS",
+        ge=1,
+        le=1_000_000,
+        description="The events that one delivery may be split into; one that holds more is stored, and dead.",
+    )
     rejections_kept: int = Field(
         default=1000,
         validation_alias="WEBHOOKS_REJECTIONS_KEPT",

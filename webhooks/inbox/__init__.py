@@ -12,10 +12,14 @@ from psycopg.errors import UniqueViolation
 from psycopg.sql import Literal
 from pydantic_core import to_json
 
-from webhooks.db import Ready, Transaction, compose, draw, regclass
+from webhooks.db import Ready, Transaction, clean, compose, draw, regclass
 from webhooks.delivery import Delivery, Headers
 from webhooks.errors import Unreadable
 from webhooks.gate import Gate
+from webhooks.inbox.parts import Parts
+
+MOST_NAME = 500
+"""How much of an event's name is stored."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,7 +92,33 @@ NUDGE = compose(
     "UPDATE {deliveries} AS t SET not_before = statement_timestamp()\n"
     "FROM again WHERE t.id = again.id AND t.status = 'received' RETURNING t.id"
 )
-LOAD = compose("SELECT headers, body, pruned_at, headers_pruned_at FROM {deliveries} WHERE id = %(id)s")
+# What belongs to an event that was split off is small; the body is read only where it is needed.
+LOAD = compose(
+    "SELECT held.id, held.headers, held.pruned_at, held.headers_pruned_at, held.part AS shared,\n"
+    "    CASE WHEN d.parent IS NOT NULL THEN d.part END AS own,\n"
+    "    ROW(held.id, held.received_at, held.accepted_xid)::text AS proof\n"
+    "FROM {deliveries} AS d JOIN {deliveries} AS held ON held.id = coalesce(d.parent, d.id)\n"
+    "WHERE d.id = %(id)s"
+)
+LOAD_BODY = compose("SELECT body FROM {deliveries} WHERE id = %(id)s AND pruned_at IS NULL")
+# In one statement, however many there are, and in the order of their places. Whatever else than the place of an event
+# is there already is an error.
+SPLIT = compose(
+    "INSERT INTO {deliveries} (source, dedup_key, position, parent, origin, received_at, event, wants, part,\n"
+    "    status, max_attempts, not_before)\n"
+    "SELECT d.source, d.dedup_key, new.position, d.id, d.origin, d.received_at, new.event, new.wants,\n"
+    "    new.part, 'received', %(max_attempts)s,\n"
+    "    statement_timestamp() + greatest(new.place - %(at_once)s, 0) * %(apart)s::interval\n"
+    "FROM {deliveries} AS d, unnest(%(positions)b::integer[], %(events)b::text[], %(wants)b::text[],\n"
+    "    %(parts)b::bytea[]) WITH ORDINALITY AS new (position, event, wants, part, place)\n"
+    "WHERE d.id = %(id)s ORDER BY new.place\n"
+    "ON CONFLICT (source, dedup_key, position) DO NOTHING\n"
+    "RETURNING id, wants IS NULL AND not_before <= statement_timestamp() AS due"
+)
+# What is due comes before whatever arrives later: so of many events only the first are due at once, the others one
+# after the other, and other deliveries have their turns between them.
+DUE_AT_ONCE = 50
+DUE_APART = timedelta(milliseconds=5)
 
 
 ABOVE_THE_DATA = compose(
@@ -171,19 +201,82 @@ async def nudge(tx: Transaction, identities: Sequence[Identity]) -> None:
     tx.moved += [Ready(inbox.table, "applying", row["id"]) for row in rows]
 
 
-async def load(tx: Transaction, stored: Stored) -> tuple[Headers, bytes]:
-    """Read a delivery's header lines and exact bytes, from its parent where it is a further event of a request.
+@dataclass(frozen=True, slots=True)
+class Content:
+    """What a delivery says, except for the bytes of its body.
+
+    Args:
+        id: the delivery that holds headers and body: itself, or the one it was split from.
+        headers: its header lines.
+        own: what is kept of an event that was split off.
+        shared: what is kept with its request of all of these.
+        proof: a text that no other delivery has, not in another database either.
+    """
+
+    id: int
+    headers: Headers
+    own: bytes | None
+    shared: bytes | None
+    proof: str
+
+
+async def load(tx: Transaction, stored: Stored) -> Content:
+    """Read what a delivery says, from its parent where it is a further event of a request.
 
     Raises:
-        Unreadable: they were pruned.
+        Unreadable: its body or its headers were pruned.
         LookupError: there is no such delivery any more.
     """
-    row = await (await tx.execute(LOAD, {"id": stored.parent or stored.id})).fetchone()
+    row = await (await tx.execute(LOAD, {"id": stored.id})).fetchone()
     if row is None:
-        raise LookupError(f"delivery {stored.parent or stored.id} is gone: its body cannot be read")
-    if told := pruned(stored.parent or stored.id, row["pruned_at"], row["headers_pruned_at"]):
+        raise _gone(stored.parent or stored.id)
+    if told := pruned(row["id"], row["pruned_at"], row["headers_pruned_at"]):
         raise Unreadable(told)
-    return tuple((name, value) for name, value in row["headers"]), bytes(row["body"])
+    headers = tuple((name, value) for name, value in row["headers"])
+    return Content(row["id"], headers, row["own"], row["shared"], row["proof"])
+
+
+async def load_body(tx: Transaction, id: int) -> bytes:
+    """Read the exact bytes of a request.
+
+    Raises:
+        LookupError: they are not there any more.
+    """
+    row = await (await tx.execute(LOAD_BODY, {"id": id})).fetchone()
+    if row is None:
+        raise _gone(id)
+    return bytes(row["body"])
+
+
+async def split(
+    tx: Transaction, id: int, positions: Sequence[int], names: Sequence[str], wants: Sequence[str | None], parts: Parts
+) -> None:
+    """Store the events of a delivery as deliveries of their own, in one statement; those that are there stay.
+
+    Args:
+        tx: the transaction that ends the delivery. Its `moved` is told of those that are due at once, and ours.
+        id: the delivery.
+        positions: of each event among all of the body's, from 1.
+        names: of each.
+        wants: of each, what it wants of another process; None: this one has its handler.
+        parts: what is kept of each.
+    """
+    params = {
+        "id": id,
+        "positions": positions,
+        "events": [clean(name)[:MOST_NAME] for name in names],
+        "wants": wants,
+        "parts": parts.own,
+        "max_attempts": MAX_ATTEMPTS,
+        "at_once": DUE_AT_ONCE,
+        "apart": DUE_APART,
+    }
+    rows = await (await tx.execute(SPLIT, params)).fetchall()
+    tx.moved += [Ready(inbox.table, "applying", row["id"]) for row in rows if row["due"]]
+
+
+def _gone(id: int) -> LookupError:
+    return LookupError(f"delivery {id} is gone: its body cannot be read")
 
 
 def pruned(id: int, body_at: datetime | None, headers_at: datetime | None) -> str | None:

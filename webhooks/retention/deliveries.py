@@ -26,9 +26,11 @@ FOLLOWED = SQL(
 # Sizes are read from where a value is stored, not from the value.
 PAGE = compose(
     "SELECT d.*, parts.count AS parts, d.final AND coalesce(parts.final, true) AS finished, parts.newest,\n"
+    "    d.own_bytes + parts.bytes AS body_bytes,\n"
     "    d.id = {followed} AS followed\n"
     "FROM (\n"
-    "    SELECT id, source, received_at, {final} AS final, octet_length(body) AS body_bytes,\n"
+    "    SELECT id, source, received_at, {final} AS final,\n"
+    "        octet_length(body) + coalesce(octet_length(part), 0) AS own_bytes,\n"
     "        CASE WHEN headers_pruned_at IS NULL THEN pg_column_size(headers) END AS header_bytes,\n"
     "        pg_column_size(ROW(source, dedup_key, event, reason, last_error, moved_rows)) + 100 AS row_bytes\n"
     "    FROM {deliveries}\n"
@@ -36,7 +38,8 @@ PAGE = compose(
     "        AND received_at < %(until)s::timestamptz\n"
     "    ORDER BY received_at, id LIMIT %(look)s\n"
     ") AS d, LATERAL (\n"
-    "    SELECT count(*) AS count, bool_and({final}) AS final, max(received_at) AS newest\n"
+    "    SELECT count(*) AS count, bool_and({final}) AS final, max(received_at) AS newest,\n"
+    "        coalesce(sum(octet_length(part)), 0) AS bytes\n"
     "    FROM {deliveries} WHERE parent = d.id\n"
     ") AS parts\n"
     "ORDER BY d.received_at, d.id",
@@ -69,11 +72,16 @@ REMOVE = compose(
 EMPTY = compose(
     "UPDATE {deliveries} AS d SET\n"
     "    body = CASE WHEN due.body THEN NULL ELSE d.body END,\n"
+    "    part = CASE WHEN due.body THEN NULL ELSE d.part END,\n"
     "    pruned_at = CASE WHEN due.body THEN statement_timestamp() ELSE d.pruned_at END,\n"
     "    headers = CASE WHEN due.headers THEN '[]' ELSE d.headers END,\n"
     "    headers_pruned_at = CASE WHEN due.headers THEN statement_timestamp() ELSE d.headers_pruned_at END\n"
     "FROM unnest(%(ids)s::bigint[], %(bodies)s::boolean[], %(headers)s::boolean[]) AS due (id, body, headers)\n"
     "WHERE d.id = due.id"
+)
+# What is kept of a body with each event is gone with it.
+EMPTY_PARTS = compose(
+    "UPDATE {deliveries} SET part = NULL WHERE parent = ANY(%(ids)s) AND id = ANY(%(parts)s) AND part IS NOT NULL"
 )
 
 Row = Mapping[str, Any]
@@ -115,10 +123,11 @@ def contents(before: Before, *, dry: bool) -> Walk:
         taken = len(page) if dry else batch(sizes)
         rows = {row["id"]: (row, *which) for row, which in zip(page[:taken], due, strict=False) if any(which)}
         if not dry:
-            ids, _ = await _held(tx, [row for row, _, _ in rows.values()])
+            ids, parts = await _held(tx, [row for row, _, _ in rows.values()])
             rows = {id: rows[id] for id in ids}
             flags = {"bodies": [rows[id][1] for id in ids], "headers": [rows[id][2] for id in ids]}
             await tx.execute(EMPTY, {"ids": ids, **flags})
+            await tx.execute(EMPTY_PARTS, {"ids": [id for id in ids if rows[id][1]], "parts": parts})
         bodies = counted([(row["received_at"], row["body_bytes"]) for row, body, _ in rows.values() if body])
         headers = counted([(row["received_at"], row["header_bytes"]) for row, _, header in rows.values() if header])
         return _step(page, taken, cursor, {"bodies": bodies, "headers": headers})

@@ -79,7 +79,7 @@ class Worker:
         )
 
     async def _apply(self, claim: Claim[Any]) -> None:
-        if await apply(self._consumer, claim, self._pool.process):
+        if await apply(self._consumer, claim, self._pool.process, self._pool.settings.max_events):
             self.bell.ring()
 
     async def _notify(self, claim: Claim[Any]) -> None:
