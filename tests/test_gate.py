@@ -37,7 +37,7 @@ from webhooks.errors import ConfigurationError, LostClaim
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
 from webhooks.pool import Pool
-from webhooks.statements import Which
+from webhooks.statements import Barred
 
 
 async def drafted(claim: Claim[Any]) -> None:
@@ -270,22 +270,24 @@ async def test_a_row_that_kills_every_worker_is_escalated_once_and_takes_no_neig
     """Case 29: a worker that ends under each of its claims, three attempts; the others progress."""
     gate = a_gate()
     await opened(pool, gate, *range(1, 51))
-    claims = await gate.take_next(pool, "drafting", 50, which="fresh")
+    claims = await gate.take_next(pool, "drafting", 50)
     assert len(claims) == 50
     for claim in claims:  # the worker dies under all of them
         await expire(pool, int(str(claim.key)))
     assert await gate.sweep(pool, "drafting") == 50
-    assert await gate.take_next(pool, "drafting", 50, which="fresh") == []
+    assert await gate.take_next(pool, "drafting", 50) == []
     await sql(pool, "UPDATE patch_sessions SET not_before = now()")
-    # Tried rows are taken alone: each of the neighbours ends, the poisonous one kills its worker again.
-    while taken := await gate.take_next(pool, "drafting", 1, which="tried"):
-        if taken[0].key == 13:
+    # Each is taken alone from now on: the neighbours end, the poisonous one kills its worker again.
+    while taken := await gate.take_next(pool, "drafting", 50, barred="last chance"):
+        [claim] = taken
+        assert claim.suspect
+        if claim.key == 13:
             await expire(pool, 13)
             assert await gate.sweep(pool, "drafting") == 1
             await due(pool, 13)
         else:
-            await drafted(taken[0])
-    [last] = await gate.take_next(pool, "drafting", 1, which="last chance")
+            await drafted(claim)
+    [last] = await gate.take_next(pool, "drafting", 1)
     assert (last.key, last.attempt) == (13, 3)
     await expire(pool, 13)
     assert await gate.sweep(pool, "drafting") == 1
@@ -297,45 +299,90 @@ async def test_a_row_that_kills_every_worker_is_escalated_once_and_takes_no_neig
     assert others["drafted"] == 49
 
 
+async def tried(pool: Pool, gate: Gate[Any], key: int, attempts: int, outcomes: list[str]) -> None:
+    """A row with a history, due."""
+    await opened(pool, gate, key)
+    await sql(
+        pool,
+        "INSERT INTO attempts (claim_seq, table_name, key, phase, visit, attempt, claimed_at, ended_at, outcome)"
+        " SELECT %(seq)s + n, 'patch_sessions', %(row)s, 'drafting', 1, 1, now() + n * interval '1 s', now(), o"
+        " FROM unnest(%(outcomes)s::text[]) WITH ORDINALITY AS ended (o, n)",
+        seq=key * 10,
+        row=str(key),
+        outcomes=outcomes,
+    )
+    await sql(
+        pool,
+        "UPDATE patch_sessions SET attempt_count = %(attempts)s, claim_seq = %(seq)s WHERE sc_id = %(key)s",
+        attempts=attempts,
+        seq=key * 10 + len(outcomes),
+        key=key,
+    )
+
+
+EVERYBODY: set[Barred] = {"nothing", "last chance", "last attempt"}
+
+
 @pytest.mark.parametrize(
-    ("attempts", "outcomes", "takers"),
+    ("attempts", "outcomes", "suspect", "takers"),
     [
-        (0, [], {"any", "fresh"}),
-        (1, ["error"], {"any", "tried"}),
-        (1, ["expired"], {"any", "tried"}),
-        (2, ["expired", "error"], {"any", "tried"}),
-        (2, ["error", "snoozed", "error"], {"any", "tried"}),
-        (2, ["error", "expired"], {"any", "last chance"}),
+        (0, [], False, EVERYBODY),
+        (1, ["error"], False, EVERYBODY),
+        (1, ["expired"], True, EVERYBODY),
+        (1, ["expired", "snoozed"], True, EVERYBODY),
+        (2, ["expired", "error"], False, {"nothing", "last chance"}),
+        (2, ["error", "snoozed", "error"], False, {"nothing", "last chance"}),
+        (2, ["error", "expired"], True, {"nothing"}),
         # Put back uncharged, by a lane that was stopping for instance: what made it dangerous is so still.
-        (2, ["error", "expired", "snoozed"], {"any", "last chance"}),
-        (2, ["error", "expired", "interrupted", "snoozed", "interrupted"], {"any", "last chance"}),
+        (2, ["error", "expired", "snoozed"], True, {"nothing"}),
+        (2, ["error", "expired", "interrupted", "snoozed", "interrupted"], True, {"nothing"}),
+        # A person gave it new attempts.
+        (0, ["expired", "expired", "expired"], False, EVERYBODY),
     ],
 )
-async def test_who_may_take_a_row_that_was_tried(
-    pool: Pool, attempts: int, outcomes: list[str], takers: set[Which]
+async def test_who_may_take_a_row_that_was_tried_and_whether_it_may_end_its_worker(
+    pool: Pool, attempts: int, outcomes: list[str], suspect: bool, takers: set[Barred]
 ) -> None:
     gate = a_gate()
-    every: tuple[Which, ...] = ("any", "fresh", "tried", "last chance")
-    for key, which in enumerate(every, 1):
-        await opened(pool, gate, key)
-        await sql(
-            pool,
-            "INSERT INTO attempts (claim_seq, table_name, key, phase, visit, attempt, claimed_at, ended_at, outcome)"
-            " SELECT %(seq)s + n, 'patch_sessions', %(row)s, 'drafting', 1, 1, now() + n * interval '1 s', now(), o"
-            " FROM unnest(%(outcomes)s::text[]) WITH ORDINALITY AS ended (o, n)",
-            seq=key * 10,
-            row=str(key),
-            outcomes=outcomes,
-        )
-        await sql(
-            pool,
-            "UPDATE patch_sessions SET attempt_count = %(attempts)s, claim_seq = %(seq)s WHERE sc_id = %(key)s",
-            attempts=attempts,
-            seq=key * 10 + len(outcomes),
-            key=key,
-        )
-        taken = await gate.take_next(pool, "drafting", 1, which=which, keys=[key])
-        assert bool(taken) == (which in takers), which
+    for key, barred in enumerate(sorted(EVERYBODY), 1):
+        await tried(pool, gate, key, attempts, outcomes)
+        taken = await gate.take_next(pool, "drafting", 1, barred=barred, keys=[key])
+        assert bool(taken) == (barred in takers), barred
+        assert all(claim.suspect is suspect for claim in taken)
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "looked for"])
+async def test_rows_are_claimed_in_their_order_and_one_that_may_end_its_worker_alone(pool: Pool, known: bool) -> None:
+    gate = a_gate()
+    await opened(pool, gate, 1)
+    await tried(pool, gate, 2, 2, ["error", "error"])
+    await tried(pool, gate, 3, 1, ["expired"])
+    await tried(pool, gate, 4, 1, ["expired"])
+    await tried(pool, gate, 5, 1, ["error"])
+    await opened(pool, gate, 6)
+    await sql(pool, "UPDATE patch_sessions SET not_before = now() - interval '1 hour'")
+    keys = [6, 5, 4, 3, 2, 1] if known else None
+    batches = [await gate.take_next(pool, "drafting", 100, keys=keys) for _ in range(5)]
+    assert [[claim.key for claim in batch] for batch in batches] == [[1, 2], [3], [4], [5, 6], []]
+    assert [batch.more for batch in batches] == [True, True, True, False, False]
+    assert [claim.key for batch in batches for claim in batch if claim.suspect] == [3, 4]
+    # What was locked and left is as it was.
+    assert {row["attempt_count"] for row in await sql(pool, "SELECT attempt_count FROM patch_sessions")} == {1, 2, 3}
+
+
+@pytest.mark.parametrize("outcome", ["error", "expired"])
+async def test_a_row_on_its_last_chance_is_known_to_wait_where_it_is_not_far_from_its_turn(
+    pool: Pool, outcome: str
+) -> None:
+    gate = a_gate()
+    await tried(pool, gate, 7, 2, [outcome])
+    assert await gate.last_chance_waits(pool, "drafting") == (outcome == "expired")
+    await sql(
+        pool,
+        "INSERT INTO patch_sessions (sc_id, title, status, not_before)"
+        " SELECT n, 'a story', 'clarified', now() - interval '1 day' FROM generate_series(1001, 2000) AS n",
+    )
+    assert not await gate.last_chance_waits(pool, "drafting")
 
 
 # ---- from outside
@@ -747,7 +794,7 @@ async def main() -> None:
         async with gate.claim(pool, "drafting", 1) as claim:
             assert await claim.once("seven", seven) == 7
             await claim.complete(patch="diff")
-        [claim] = await gate.take_next(pool, "drafting", 1, which="fresh", keys=[2])
+        [claim] = await gate.take_next(pool, "drafting", 1, keys=[2])
         async with pool.transaction() as tx:
             await tx.execute("UPDATE tenant_a.patch_sessions SET attempt_count = 3 WHERE sc_id > 1")
             await tx.execute("UPDATE tenant_a.patch_sessions SET lease_until = now() - interval '1 s' WHERE sc_id = 2")
@@ -976,7 +1023,21 @@ async def test_a_row_that_cannot_be_claimed_holds_up_no_other(pool: Pool) -> Non
     await opened(pool, gate, 1, 2, 3)
     await sql(pool, "UPDATE patch_sessions SET merged_at = 'infinity', not_before = '2000-01-01' WHERE sc_id = 1")
     await sql(pool, "UPDATE patch_sessions SET attempt_count = 1 WHERE sc_id = 3")
-    assert [claim.key for claim in await gate.take_next(pool, "drafting", 2, which="fresh")] == [2]
+    assert [claim.key for claim in await gate.take_next(pool, "drafting", 1)] == [2]
     assert [claim.key for claim in await gate.take_next(pool, "drafting", 2)] == [3]
     [left] = await sql(pool, "SELECT status, attempt_count FROM patch_sessions WHERE sc_id = 1")
     assert (left["status"], left["attempt_count"]) == ("clarified", 0)
+
+
+async def test_beside_a_row_that_cannot_be_claimed_one_that_may_end_its_worker_is_claimed_alone_all_the_same(
+    pool: Pool,
+) -> None:
+    gate = Gate("patch_sessions", key="sc_id")
+    gate.phase("clarified", claimed="drafting", done="drafted", max_attempts=3)
+    await opened(pool, gate, 1, 2)
+    await tried(pool, gate, 3, 1, ["expired"])
+    await opened(pool, gate, 4, 5)
+    await sql(pool, "UPDATE patch_sessions SET merged_at = 'infinity', not_before = '2000-01-01' WHERE sc_id = 1")
+    batches = [await gate.take_next(pool, "drafting", 10) for _ in range(4)]
+    assert [[claim.key for claim in batch] for batch in batches] == [[2], [3], [4, 5], []]
+    assert [batch.more for batch in batches] == [True, True, True, False]

@@ -10,14 +10,26 @@ from typing import Any
 
 import pytest
 from consumers import Stack, arrival, arrived, from_shortcut, quick, stack, stories
-from gates import attempts_of, backends, elsewhere, outcomes_of, row_of, sql, status_of, until, until_blocked
+from gates import (
+    attempts_of,
+    backends,
+    elsewhere,
+    make_tickets,
+    outcomes_of,
+    row_of,
+    sql,
+    status_of,
+    until,
+    until_blocked,
+)
 from pydantic import BaseModel
 
 from webhooks import Claim, Consumer, Done, Event, Gate, GitHub, Pool, Shortcut, Transaction
 from webhooks.bell import TELL
 from webhooks.db import Ready
 from webhooks.errors import LostClaim
-from webhooks.lane import AHEAD_S, KNOWN_AFTER, MOST_AHEAD, Pace
+from webhooks.lane import AHEAD_S, KNOWN_AFTER, MOST_AHEAD, PASSED_OVER_S, Pace, Turn
+from webhooks.statements import Barred
 from webhooks.worker import Worker
 
 # So long that nothing is found by polling before the test has failed.
@@ -200,6 +212,294 @@ async def test_a_row_on_its_last_attempt_after_an_expiry_runs_as_the_only_such_r
     async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)):
         await until_drafted(pool, *range(5))
     assert (gauge.most, gauge.runs) == (1, 5)
+
+
+async def expired_once(pool: Pool, *keys: int, max_attempts: int = 2) -> None:
+    """Rows whose worker died under them, due again."""
+    for key in keys:
+        await attempted(pool, key, "expired")
+    await waiting(pool, *keys, attempt_count=1, max_attempts=max_attempts)
+
+
+async def attempted(pool: Pool, key: int, outcome: str) -> None:
+    await sql(
+        pool,
+        "INSERT INTO attempts (table_name, key, phase, visit, attempt, ended_at, outcome)"
+        " VALUES ('patch_sessions', %(key)s, 'drafting', 1, 1, now(), %(outcome)s)",
+        key=str(key),
+        outcome=outcome,
+    )
+
+
+async def test_a_row_on_its_last_chance_and_others_on_their_last_attempt_never_run_side_by_side(
+    pool: Pool, database_url: str
+) -> None:
+    """One that kills its worker would cost the others their last attempt, though they have killed nobody."""
+    chances, plain = Gauge(), Gauge()
+    met: list[int] = []
+
+    async def run(key: int) -> None:
+        gauge, other = (chances, plain) if key < 100 else (plain, chances)
+        if other.now:
+            met.append(key)
+        await gauge(key)
+        if other.now:
+            met.append(key)
+
+    consumer, _ = drafting(run)
+    for key in range(4):
+        await waiting(pool, *range(100 + 10 * key, 106 + 10 * key), attempt_count=1, max_attempts=2)
+        await expired_once(pool, key)
+    async with stack(database_url, consumer):
+        await until_drafted(pool, *range(4), *(100 + 10 * ten + one for ten in range(4) for one in range(6)))
+    assert met == []
+    assert (chances.most, chances.runs) == (1, 4)
+    assert (1 < plain.most <= 4, plain.runs) == (True, 24)
+
+
+async def test_a_row_on_its_last_chance_has_its_turn_though_others_on_their_last_attempt_keep_coming(
+    pool: Pool, database_url: str
+) -> None:
+    keys = iter(range(100, 10_000))
+    begun: list[int] = []
+    turns: list[Turn] = []
+
+    async def run(key: int) -> None:
+        if key != 7:
+            begun.append(key)
+            await waiting(pool, next(keys), attempt_count=1, max_attempts=2)
+            # So there is never a moment in which none runs, unless they are made to wait.
+            await until(lambda: begun[-1] != key or turns[0].barred == "last attempt")
+
+    consumer, _ = drafting(run)
+    await waiting(pool, *(next(keys) for _ in range(8)), attempt_count=1, max_attempts=2)
+    async with stack(database_url, consumer, settings=quick(poll_s=0.1)) as running:
+        assert running.worker is not None
+        turns.append(running.worker._turns["patch_sessions"])
+        await until(lambda: turns[0].barred == "last chance")
+        await expired_once(pool, 7)
+        await until_drafted(pool, 7, within_s=10)
+
+
+async def test_of_two_lanes_of_a_gate_that_claim_at_the_same_moment_one_has_the_turn(pool: Pool) -> None:
+    _, sessions = drafting(nothing)
+    await expired_once(pool, 1, 2)
+    await waiting(pool, 3, 4, attempt_count=1, max_attempts=2)
+    await waiting(pool, 5)
+    chance, another, plain, beside, fresh = [
+        claim for key in range(1, 6) for claim in await sessions.take_next(pool, "drafting", 1, keys=[key])
+    ]
+    freed: list[Barred] = []
+    turn = Turn(lambda: freed.append(turn.barred))
+
+    assert (turn.begins(fresh), turn.barred) == (True, "nothing")
+    assert (turn.begins(chance), turn.barred) == (True, "last attempt")
+    assert [turn.begins(claim) for claim in (another, plain)] == [False, False]
+    turn.ended(fresh)
+    assert freed == []
+    turn.ended(chance)
+    assert freed == ["nothing"]
+
+    assert [turn.begins(claim) for claim in (plain, beside)] == [True, True]
+    assert (turn.begins(another), turn.barred) == (False, "last chance")
+    turn.last_chance_waits()
+    assert turn.barred == "last attempt"
+    turn.ended(plain)
+    assert (turn.barred, freed) == ("last attempt", ["nothing"])
+    turn.ended(beside)
+    assert freed == ["nothing", "nothing"]
+    # Whoever was told to wait asks again; what has ended meanwhile is not waited for.
+    turn.last_chance_waits()
+    assert (turn.barred, turn.begins(another)) == ("nothing", True)
+
+
+async def test_a_long_last_chance_of_one_gate_does_not_hold_up_that_of_another(pool: Pool, database_url: str) -> None:
+    began, over = asyncio.Event(), asyncio.Event()
+
+    async def long(key: int) -> None:
+        began.set()
+        await over.wait()
+
+    await make_tickets(pool)
+    _, sessions = drafting(long)
+    tickets = Gate("tickets", key="company, number")
+
+    @tickets.phase("open", claimed="claimed", done="resolved", max_attempts=2)
+    async def resolve(ticket: dict[str, Any], claim: Claim[Any]) -> Done:
+        return claim.done()
+
+    await expired_once(pool, 7)
+    async with stack(database_url, Consumer(gates=[sessions, tickets], sources=[])) as running:
+        await began.wait()
+        await sql(
+            pool,
+            "INSERT INTO tickets (company, number, status, attempt_count, max_attempts) VALUES ('a', 1, 'open', 1, 2)",
+        )
+        await sql(
+            pool,
+            "INSERT INTO attempts (table_name, key, phase, visit, attempt, ended_at, outcome)"
+            " VALUES ('tickets', 'a/1', 'claimed', 1, 1, now(), 'expired')",
+        )
+        assert running.worker is not None
+        running.worker.look()
+
+        async def resolved() -> bool:
+            return bool(await sql(pool, "SELECT 1 FROM tickets WHERE status = 'resolved'"))
+
+        await until(resolved)
+        assert await status_of(pool, 7) == "drafting"
+        over.set()
+        await until_drafted(pool, 7)
+
+
+async def test_while_a_row_runs_that_may_end_the_process_nothing_is_claimed_ahead_of_its_slot(
+    pool: Pool, database_url: str
+) -> None:
+    began, over = asyncio.Event(), asyncio.Event()
+
+    async def run(key: int) -> None:
+        if key == 1000:
+            began.set()
+            await over.wait()
+
+    consumer, _ = drafting(run, max_attempts=5)
+    await waiting(pool, *range(2 * KNOWN_AFTER))
+    async with stack(database_url, consumer) as running:
+        assert running.worker is not None
+        lane = running.worker._lanes["patch_sessions", "drafting"]
+        await until_drafted(pool, *range(2 * KNOWN_AFTER))
+        await until(lambda: lane._room > 4)
+        await expired_once(pool, 1000, max_attempts=5)
+        await began.wait()
+        assert lane._room == 3
+        over.set()
+        await until_drafted(pool, 1000)
+        await until(lambda: lane._room >= 4)
+
+
+# The order in which rows get their turn
+
+
+async def filled(pool: Pool, worker: Worker, over: asyncio.Event, *, known: bool) -> None:
+    """Keep young rows waiting, more than there are slots for, in this process's own way or as others leave them."""
+    first = 1000
+    while not over.is_set():
+        [left] = await sql(pool, "SELECT count(*) AS waiting FROM patch_sessions WHERE status = 'received'")
+        if left["waiting"] < 100:
+            keys = range(first, first + 100)
+            await sql(
+                pool,
+                "INSERT INTO patch_sessions (sc_id, title, status) SELECT unnest(%(keys)s::int[]), 'young', 'received'",
+                keys=list(keys),
+            )
+            first = keys.stop
+            if known:
+                worker.know(Ready("patch_sessions", "drafting", key) for key in keys)
+            else:
+                worker.look()
+        await asyncio.sleep(0.01)
+
+
+@pytest.mark.invariant(13)
+@pytest.mark.parametrize("known", [True, False], ids=["known", "left by others"])
+@pytest.mark.parametrize("outcome", ["error", "expired"])
+async def test_no_due_row_is_passed_over_for_longer_than_a_second_and_the_wait_for_a_slot(
+    pool: Pool, database_url: str, known: bool, outcome: str
+) -> None:
+    async def run(key: int) -> None:
+        await asyncio.sleep(0.005)
+
+    old = range(1, 21)
+    consumer, _ = drafting(run)
+    over = asyncio.Event()
+    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)) as running:
+        assert running.worker is not None
+        filling = asyncio.create_task(filled(pool, running.worker, over, known=known))
+        try:
+            await until_drafted(pool, 1000)
+            # They were tried, and become due under full slots without anybody being told.
+            for key in old:
+                await attempted(pool, key, outcome)
+            await sql(
+                pool,
+                "INSERT INTO patch_sessions (sc_id, title, status, attempt_count, max_attempts)"
+                " SELECT unnest(%(old)s::int[]), 'old', 'received', 1, 5",
+                old=list(old),
+            )
+            await until_drafted(pool, *old)
+        finally:
+            over.set()
+            await filling
+        # Within a second the queue is read from its front, and from then on nothing younger is claimed before them.
+        [first] = await sql(
+            pool,
+            "SELECT extract(epoch FROM min(a.claimed_at) - min(opened_at))::float AS waited,"
+            " max(opened_at) AS due, min(a.claim_seq) AS first, max(a.claim_seq) AS last"
+            " FROM attempts AS a JOIN patch_sessions ON a.key = sc_id::text"
+            " WHERE sc_id = ANY(%(old)s) AND outcome = 'done'",
+            old=list(old),
+        )
+        between = await sql(
+            pool,
+            "SELECT sc_id FROM attempts AS a JOIN patch_sessions ON a.key = sc_id::text"
+            " WHERE a.claim_seq BETWEEN %(first)s AND %(last)s AND sc_id >= 1000 AND opened_at > %(due)s",
+            **first,
+        )
+        assert between == []
+        # The rest is for a busy machine.
+        assert first["waited"] < 10 * PASSED_OVER_S
+        waits = await sql(pool, "SELECT 1 FROM patch_sessions WHERE status = 'received' LIMIT 1")
+        assert waits, "the slots were full to the end"
+
+
+JOBS = """
+CREATE TABLE jobs (id bigint PRIMARY KEY, priority int NOT NULL, LIKE gated INCLUDING ALL) WITH (fillfactor = 80);
+CREATE INDEX jobs_waiting ON jobs (priority DESC, id) WHERE status = 'waiting';
+CREATE INDEX jobs_working ON jobs (id) WHERE status = 'working';
+"""
+
+
+@pytest.mark.parametrize("known", [True, False], ids=["known", "left by others"])
+async def test_a_priority_holds_for_rows_that_were_tried_and_for_known_ones(
+    pool: Pool, database_url: str, known: bool
+) -> None:
+    for statement in JOBS.split(";"):
+        await sql(pool, statement)
+    jobs = Gate("jobs", key="id", order_by="priority DESC, id")
+    began: list[int] = []
+    may_run = asyncio.Semaphore(0)
+
+    @jobs.phase("waiting", claimed="working", done="finished", concurrency=1)
+    async def work(job: dict[str, Any], claim: Claim[Any]) -> None:
+        began.append(job["id"])
+        await may_run.acquire()
+
+    async with stack(database_url, Consumer(gates=[jobs], sources=[]), settings=quick(poll_s=NEVER_S)) as running:
+        worker = running.worker
+        assert worker is not None
+
+        async def come(keys: range, priority: int, attempts: int = 0) -> None:
+            async with pool.transaction() as tx:
+                for key in keys:
+                    await jobs.open(tx, id=key, priority=priority)
+                await tx.execute(
+                    "UPDATE jobs SET attempt_count = %(attempts)s WHERE id = ANY(%(keys)s)",
+                    {"attempts": attempts, "keys": list(keys)},
+                )
+            if known:
+                worker.know(tx.moved)
+            else:
+                worker.look()
+
+        await come(range(1, 11), 1)
+        await until(lambda: began == [1])
+        await come(range(11, 13), 1, attempts=1)
+        await come(range(101, 104), 9, attempts=1)
+        await come(range(104, 107), 9)
+        for _ in range(18):
+            may_run.release()
+        await until(lambda: len(began) == 18)
+    assert began == [1, *range(101, 107), *range(2, 13)]
 
 
 @pytest.mark.invariant(6)
@@ -759,24 +1059,26 @@ async def test_room_that_goes_between_two_looks_at_it_does_not_stop_a_lane(
 
     consumer, _ = drafting(work)
     await waiting(pool, *range(KNOWN_AFTER), 1000, 1001, 1002, 1003)
-    async with stack(database_url, consumer, settings=quick(poll_s=NEVER_S)) as running:
-        assert running.worker is not None
-        lane = running.worker._lanes["patch_sessions", "drafting"]
+    async with Pool.open(database_url, settings=quick(poll_s=NEVER_S)) as own:
+        worker = Worker(own, consumer)
+        lane = worker._lanes["patch_sessions", "drafting"]
         lane._pace = Pace(clock)
+        worker.start()
         await until(lambda: len(lane._working) == 4)
-        await until_looked(running.worker)
+        await until_drafted(pool, *range(KNOWN_AFTER))
         # Four run for no time, so that more rows may be claimed ahead; at the second look they have run for an hour.
         await waiting(pool, 1004)
         clock.jumps = True
-        if known:
-            running.worker.know([Ready("patch_sessions", "drafting", 1004)])
-        else:
-            running.worker.look()
 
         async def claimed() -> bool:
+            if known:
+                lane.know(1004)
+            else:
+                lane.look()
             return bool(await attempts_of(pool, 1004))
 
         await until(claimed, within_s=10)
         clock.jumps = False
         slow.set()
         await until_drafted(pool, *range(1000, 1005))
+        await worker.stop()

@@ -54,6 +54,8 @@ class Claim(Generic[Row]):
         outcome: how it ended, once that is written; None while it runs, and for good when it was lost.
         noted: columns to write if the claim is released, so that a row which failed shows what it was about.
         effects: the names of the effects that this attempt has begun.
+        suspect: whether the last charged attempt before this one expired, so that this one may end its worker, too;
+            known where the row was not claimed by its key.
     """
 
     row: Row
@@ -79,6 +81,7 @@ class Claim(Generic[Row]):
         self.moved: list[Ready] = []
         self.noted: dict[str, object] = {}
         self.effects: set[str] = set()
+        self.suspect = False
         self.outcome: Outcome | None = None
         self._lease = Lease(
             renewal=owned.renewal,

@@ -6,6 +6,7 @@ import asyncio
 import time
 from collections.abc import Awaitable, Callable, Generator, Iterable, Mapping, Sequence
 from contextlib import contextmanager, suppress
+from dataclasses import dataclass
 from datetime import timedelta
 from itertools import islice
 from typing import Any
@@ -20,6 +21,8 @@ from webhooks.gate import Gate
 from webhooks.outcome import Stop
 from webhooks.phase import Done
 from webhooks.pool import Pool
+from webhooks.statements import Barred
+from webhooks.taking import Batch
 from webhooks.text import describe
 
 log = structlog.get_logger(__name__)
@@ -32,16 +35,61 @@ AHEAD_S = 0.05
 MOST_AHEAD = 100
 KNOWN_AFTER = 20
 SLOT_WITHIN_S = 1.0
-NO_SLOT = timedelta(seconds=1)
+NO_SLOT = NO_TURN = timedelta(seconds=1)
+PASSED_OVER_S = 1.0
+"""For how long at most rows that are known are claimed past one that waits in the queue."""
 AFTER_A_FAILURE_S = 1.0
 
 
 class Turn:
-    """Held by the one row of this process that has one attempt left after its worker died."""
+    """Which rows of one gate that are on their last attempt run in this process.
 
-    def __init__(self) -> None:
-        self.taken = False
-        self.looking = asyncio.Lock()  # held while a lane asks for such a row, so that no other skips its own look
+    One that expired before is on its last chance: it may end its worker once more, which would cost each other one its
+    last attempt. So it runs while no other row on its last attempt does; those that failed plainly run side by side.
+
+    Args:
+        freed: called when rows may be claimed that had to be left.
+    """
+
+    def __init__(self, freed: Callable[[], None]) -> None:
+        self._freed = freed
+        self._alone = False  # one on its last chance runs
+        self._awaited = False  # one is due, and waits for those on their last attempt that run
+        self._beside = 0  # how many those are
+
+    @property
+    def barred(self) -> Barred:
+        """Which rows may not be claimed just now."""
+        if self._alone or self._awaited:
+            return "last attempt"
+        return "last chance" if self._beside else "nothing"
+
+    def begins(self, claim: Claim[Any]) -> bool:
+        """Note what was claimed; return whether it may run, since another lane of the gate may have come first."""
+        if _on_last_attempt(claim):
+            if self._alone or (claim.suspect and self._beside):
+                return False
+            self._alone = claim.suspect
+            self._beside += not claim.suspect
+        return True
+
+    def last_chance_waits(self) -> None:
+        """Let no other row on its last attempt begin before those that run have ended."""
+        self._awaited = self._beside > 0
+
+    def ended(self, claim: Claim[Any]) -> None:
+        if not _on_last_attempt(claim):
+            return
+        self._alone = False if claim.suspect else self._alone
+        self._beside -= not claim.suspect
+        if not self._alone and not self._beside:
+            self._awaited = False
+            self._freed()
+
+
+def _on_last_attempt(claim: Claim[Any]) -> bool:
+    """Whether a row that was tried has no attempt left after this one."""
+    return 1 < claim.attempt == claim.max_attempts
 
 
 class Pace:
@@ -80,6 +128,15 @@ class Pace:
         return min(int(slots * AHEAD_S / longest), MOST_AHEAD)
 
 
+@dataclass(slots=True)
+class _Round:
+    """A look through each queue of a lane, as far as it has come."""
+
+    began_at: float = 0.0
+    from_front: bool = True
+    has_more: bool = False
+
+
 class Lane:
     """Claims rows of one phase and runs them, as many at once as there are slots.
 
@@ -90,7 +147,7 @@ class Lane:
         concurrency: the number of slots: how many functions run at once. One that has ended leaves its slot to the
             next claim, while its own end is being written.
         run: does the work of one held claim, and returns how it ends unless it has settled it.
-        turn: shared by all lanes of the process.
+        turn: shared by all lanes of the gate in this process.
         on_moved: told which rows a claim's end brought into a ready status.
     """
 
@@ -110,6 +167,7 @@ class Lane:
         self.running: dict[asyncio.Task[None], Claim[Any]] = {}
         self.seen_at = 0.0
         self._working: set[Claim[Any]] = set()  # what runs, or waits for its slot
+        self._suspects: set[Claim[Any]] = set()  # those of them that may end the process
         self._pool = pool
         self._concurrency = concurrency
         self._run = run
@@ -118,17 +176,24 @@ class Lane:
         self._turn = turn
         self._on_moved = on_moved
         self._known: dict[object, None] = {}
+        # What became ready here waits in the order in which it is due, and in that order alone.
+        self._due_order = gate.order.ascending and gate.order.columns[0] == "not_before"
         self._wake = asyncio.Event()
         self._scan_now = True
-        self._scan_once_free = False
+        self._scan_at = 0.0
+        self._whole_at = 0.0  # when the queues were last read from their fronts
+        self._asked_at = 0.0
         self._reserved: tuple[Mapping[str, object], ...] = ()
         self._turns = 0  # whose turn it is among the queues
-        self._round_has_more = False
+        self._round = _Round()
         self._held = False
 
     def know(self, key: object) -> None:
-        """Take note of a row that became ready: it is claimed by its key, without a look at the queue."""
-        if len(self._known) < MOST_KNOWN:
+        """Take note of a row that became ready: it is claimed by its key, without a look at the queue.
+
+        Where rows come in another order than they become due (a priority), the queue has to be looked through.
+        """
+        if self._due_order and len(self._known) < MOST_KNOWN:
             self._known[key] = None
         else:
             self._scan_now = True
@@ -157,18 +222,14 @@ class Lane:
     async def keep_going(self) -> None:
         """Claim and run until cancelled, whatever the handlers or the database do."""
         loop = asyncio.get_running_loop()
-        scan_at = 0.0
         while True:
             self._wake.clear()
             self.seen_at = loop.time()
+            # Read once a round: time alone can take it away.
+            room = self._room
             try:
-                await self._claim_known()
-                # Time alone can take the room away: it is looked at once, and claimed for by what was seen.
-                if (self._scan_now or loop.time() >= scan_at) and (room := self._room):
-                    self._scan_now = False
-                    scan_at = loop.time() + self._pool.settings.poll_s
-                    if await self._claim_next(room):
-                        self._scan_now = True
+                if room and await self._claim(min(room, MOST_AT_ONCE)):
+                    continue
             except Exception as error:  # the database is away, or refuses: whatever it is, work goes on after it
                 log.warning(
                     "cannot claim, trying again", table=self.gate.table, phase=self.phase, error=describe(error)
@@ -176,107 +237,112 @@ class Lane:
                 await asyncio.sleep(AFTER_A_FAILURE_S)
                 self._scan_now = True
                 continue
-            if self._room and (self._known or self._scan_now):
-                continue
-            wait_s = self._pool.settings.poll_s if self._held else max(scan_at - loop.time(), 0.01)
+            rests_s = max(self._scan_at - loop.time(), 0.01) if room else None
             with suppress(TimeoutError):
-                async with asyncio.timeout(wait_s if self._held or self._room else None):
+                async with asyncio.timeout(self._pool.settings.poll_s if self._held else rests_s):
                     await self._wake.wait()
 
     @property
-    def _free(self) -> int:
-        """How many slots are free."""
-        return max(0, min(self._concurrency - len(self._working), self._ends))
-
-    @property
     def _room(self) -> int:
-        """How many fresh rows may be claimed: for the free slots, and for those that come free at once."""
-        slots = 0 if self._held else self._concurrency + self._pace.ahead(self._concurrency)
-        return max(0, min(slots - len(self._working), self._ends))
+        """How many rows may be claimed: for the free slots, and for those that come free at once.
 
-    @property
-    def _ends(self) -> int:
-        return MOST_ENDING - (len(self.running) - len(self._working))
+        What waits for a slot while a row runs that may end the process would be charged for its end.
+        """
+        if self._held:
+            return 0
+        ahead = 0 if self._suspects else self._pace.ahead(self._concurrency)
+        ends = MOST_ENDING - (len(self.running) - len(self._working))
+        return max(0, min(self._concurrency + ahead - len(self._working), ends))
 
-    async def _claim_known(self) -> None:
-        while self._known and (room := self._room):
-            keys = list(islice(self._known, min(room, MOST_AT_ONCE)))
-            for key in keys:
-                del self._known[key]
-            if len(keys) > 1:
-                claims = await self.gate.take_next(self._pool, self.phase, len(keys), which="fresh", keys=keys)
-            else:
-                claim = await self.gate.take(self._pool, self.phase, keys[0])
-                claims = [] if claim is None else [claim]
-            self._count(won=len(claims), lost=len(keys) - len(claims))
-            for claim in claims:
-                self._start(claim)
+    async def _claim(self, limit: int) -> bool:
+        """Claim up to `limit` rows; return whether there was anything to ask for.
 
-    async def _claim_next(self, room: int) -> bool:
-        """Look through the queue; return whether there is more, so that it is looked through again at once."""
-        limit = min(room, MOST_AT_ONCE)
-        equal, others = self._next_queue()
-        fresh = await self.gate.take_next(self._pool, self.phase, limit, which="fresh", equal=equal)
-        for claim in fresh:
-            self._start(claim)
-        more = len(fresh) == limit
-        while self._free:
-            tried = await self.gate.take_next(self._pool, self.phase, 1, which="tried", equal=equal)
-            if not tried:
-                break
-            self._start(tried[0])
-            fresh += tried
-        self._count(won=len(fresh), lost=0)
-        if self._free and not self._turn.taken:
-            await self._claim_last_chance(equal)
-        self._scan_once_free = not more and not self._free
-        self._round_has_more = more or self._round_has_more
-        return self._round_has_more or others
+        A look through the queue comes first where it is due: after `poll_s`, and while rows are known a second after
+        the queue was last read from its front. So nothing that waits there is passed over for longer.
+        """
+        now = asyncio.get_running_loop().time()
+        if self._scan_now or now >= self._scan_at or (self._known and now >= self._whole_at + PASSED_OVER_S):
+            await self._claim_next(limit, now)
+        elif self._known:
+            await self._claim_known(limit)
+        else:
+            return False
+        return True
 
-    def _next_queue(self) -> tuple[Mapping[str, object], bool]:
+    async def _claim_known(self, limit: int) -> None:
+        keys = list(islice(self._known, limit))
+        for key in keys:
+            del self._known[key]
+        batch = await self.gate.take_next(self._pool, self.phase, len(keys), barred=self._turn.barred, keys=keys)
+        # One that has to be claimed alone is left, with those behind it.
+        self._scan_now = self._scan_now or batch.more
+        self._begin(batch, lost=len(keys) - len(batch))
+
+    async def _claim_next(self, limit: int, now: float) -> None:
+        """Look through the queue whose turn it is, and go on until nothing is left that waited before what is known."""
+        equal, others = self._next_queue(now)
+        self._scan_now = False
+        self._scan_at = now + self._pool.settings.poll_s
+        if self._turn.barred == "last chance" and now >= self._asked_at + PASSED_OVER_S:
+            self._asked_at = now
+            if await self.gate.last_chance_waits(self._pool, self.phase, equal):
+                self._turn.last_chance_waits()
+        batch = await self.gate.take_next(self._pool, self.phase, limit, barred=self._turn.barred, equal=equal)
+        known = len(self._known)
+        for claim in batch:
+            self._known.pop(claim.key, None)
+        had_unknown = known - len(self._known) < len(batch)
+        self._round.has_more |= batch.more and (had_unknown or not self._known)
+        self._round.from_front &= batch.from_front
+        if self._round.from_front and not others:
+            self._whole_at = self._round.began_at
+        self._scan_now = self._scan_now or others or self._round.has_more
+        self._begin(batch, lost=0)
+
+    def _next_queue(self, now: float) -> tuple[Mapping[str, object], bool]:
         """Return the queue whose turn it is, and whether others come in this round."""
         queues: tuple[Mapping[str, object], ...] = ({}, *self._reserved)
         place = self._turns % len(queues)
         self._turns = place + 1
         if place == 0:
-            self._round_has_more = False
+            self._round = _Round(began_at=now)
         return queues[place], place + 1 < len(queues)
 
-    async def _claim_last_chance(self, equal: Mapping[str, object]) -> None:
-        async with self._turn.looking:
-            if self._turn.taken:
-                return
-            claims = await self.gate.take_next(self._pool, self.phase, 1, which="last chance", equal=equal)
-            self._turn.taken = bool(claims)
-        if not claims:
-            return
-        self._count(won=1, lost=0)
-        self._start(claims[0], holds_turn=True)
-
-    def _count(self, *, won: int, lost: int) -> None:
-        observe.CLAIMS.labels(self.gate.table, self.phase, "won").inc(won)
+    def _begin(self, batch: Batch, *, lost: int) -> None:
+        observe.CLAIMS.labels(self.gate.table, self.phase, "won").inc(len(batch))
         observe.CLAIMS.labels(self.gate.table, self.phase, "lost").inc(lost)
+        for claim in batch:
+            self._start(claim)
 
-    def _start(self, claim: Claim[Any], *, holds_turn: bool = False) -> None:
+    def _start(self, claim: Claim[Any]) -> None:
         self._working.add(claim)
-        task = asyncio.create_task(self._work(claim), name=f"{claim.label} {self.phase}")
+        if claim.suspect:
+            self._suspects.add(claim)
+        may_run = self._turn.begins(claim)
+        task = asyncio.create_task(self._work(claim, may_run), name=f"{claim.label} {self.phase}")
         self.running[task] = claim
 
         def ended(task: asyncio.Task[None]) -> None:
             del self.running[task]
-            self._working.discard(claim)
-            if holds_turn:
-                self._turn.taken = False
-                self._scan_now = True
+            self._left(claim)
+            if may_run:
+                self._turn.ended(claim)
             self._wake.set()
 
         task.add_done_callback(ended)
 
-    async def _work(self, claim: Claim[Any]) -> None:
+    def _left(self, claim: Claim[Any]) -> None:
+        """The claim has no slot any more, and waits for none."""
+        self._working.discard(claim)
+        self._suspects.discard(claim)
+
+    async def _work(self, claim: Claim[Any], may_run: bool) -> None:
         # Of this task alone, so that nothing has to be taken back.
         structlog.contextvars.bind_contextvars(row=claim.label, phase=self.phase, attempt=claim.attempt)
         try:
             async with claim.held():
+                if not may_run:
+                    raise Snooze(NO_TURN)
                 done = await self._worked(claim)
                 if not claim.settled and done is not None:
                     await claim.settle(done)
@@ -311,8 +377,7 @@ class Lane:
             finally:
                 self._slots.release()
         finally:
-            self._working.discard(claim)
-            self._scan_now = self._scan_now or self._scan_once_free
+            self._left(claim)
             self._wake.set()
 
     async def _guarded(self, claim: Claim[Any]) -> Done | None:

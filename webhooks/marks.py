@@ -51,7 +51,7 @@ class Marks:
         seen.looks += 1
         return seen.mark if seen.busy else None
 
-    def set(self, queue: Hashable, mark: Mark) -> None:
-        """Remember where a look ended."""
+    def set(self, queue: Hashable, mark: Mark | None) -> None:
+        """Remember where a look ended; None has the next one begin at the front."""
         if seen := self._queues.get(queue):
             seen.mark = mark

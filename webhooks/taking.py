@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import AsyncGenerator, Hashable, Mapping, Sequence
+from collections.abc import AsyncGenerator, Hashable, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager, suppress
 from datetime import datetime
 from typing import Any
@@ -14,17 +14,32 @@ from psycopg_pool import PoolTimeout
 
 from webhooks.claim import Claim
 from webhooks.db import finished
+from webhooks.db.sqlstate import is_about_the_row
 from webhooks.marks import Mark
 from webhooks.owned import Owned
 from webhooks.phase import Phase
 from webhooks.pool import Pool
 from webhooks.renewer import boottime
-from webhooks.statements import RECORD_ATTEMPT, Which, mark_name
+from webhooks.statements import DUE, IS_SUSPECT, RECORD_ATTEMPT, Barred, mark_name
 from webhooks.text import message_of
 
 log = structlog.get_logger(__name__)
 
 GIVE_BACK_WITHIN_S = 5.0
+
+
+class Batch(list[Claim[Any]]):
+    """Claims that were made at once, in the order of their rows.
+
+    Attributes:
+        more: whether others may be due, so that it is worth asking again at once.
+        from_front: whether the queue was read from its front, so that nothing due lies before these.
+    """
+
+    def __init__(self, claims: Iterable[Claim[Any]] = (), *, more: bool = False, from_front: bool = True) -> None:
+        super().__init__(claims)
+        self.more = more
+        self.from_front = from_front
 
 
 async def take(pool: Pool, owned: Owned, key: object, claimed_by: str | None) -> Claim[Any] | None:
@@ -58,16 +73,16 @@ async def take_next(
     pool: Pool,
     owned: Owned,
     limit: int,
-    which: Which,
+    barred: Barred,
     keys: Sequence[object] | None,
     claimed_by: str | None,
     due_by: datetime | None,
     equal: Mapping[str, object],
-) -> list[Claim[Any]]:
-    """Claim up to `limit` (at most 100) of the rows that wait, in their order; see `Which`."""
+) -> Batch:
+    """Claim up to `limit` (at most 100) of the rows that wait, in their order; see `Gate.take_next`."""
     if None in equal.values():
         raise ValueError("claim_next compares with =, which None never equals")
-    wanted = (owned.phase, which, tuple(equal), due_by is not None, keys is not None)
+    wanted = (owned.phase, barred, tuple(equal), due_by is not None, keys is not None)
     params: dict[str, object] = {
         "table": owned.table,
         "claimed_by": claimed_by or pool.process,
@@ -76,22 +91,20 @@ async def take_next(
         **{f"equal_{column}": value for column, value in equal.items()},
         **({} if keys is None else owned.key.lists(list(keys))),
     }
-    queue = None if keys is not None else (owned.table, owned.phase.claimed, which, due_by, *equal.items())
+    queue = None if keys is not None else (owned.table, owned.phase.claimed, barred, due_by, *equal.items())
     mark = None if queue is None else pool.marks.of(queue)
     try:
-        claims: list[Claim[Any]] = []
         if mark is not None:
-            claims = await _claim_next(pool, owned, wanted, params, limit, queue, mark)
-        if mark is None or len(claims) < limit:
-            try:
-                claims += await _claim_next(pool, owned, wanted, params, limit - len(claims), queue, None)
-            except BaseException:
-                await _give_all_back(pool, owned, claims)
-                raise
-        return claims
-    except psycopg.OperationalError:
-        raise
+            batch = await _claim_next(pool, owned, wanted, params, limit, queue, mark)
+            if batch:
+                if not batch.more:
+                    pool.marks.set(queue, None)  # what lies before the mark comes next
+                    batch.more = True
+                return batch
+        return await _claim_next(pool, owned, wanted, params, limit, queue, None)
     except psycopg.Error as error:
+        if not is_about_the_row(error):
+            raise
         log.warning("a row refuses to be claimed, each is tried by itself", table=owned.table, error=message_of(error))
         waiting = owned.statements.waiting(*wanted)
         return await _take_singly(pool, owned, limit, waiting, params, claimed_by)
@@ -100,12 +113,12 @@ async def take_next(
 async def _claim_next(
     pool: Pool,
     owned: Owned,
-    wanted: tuple[Phase, Which, tuple[str, ...], bool, bool],
+    wanted: tuple[Phase, Barred, tuple[str, ...], bool, bool],
     params: Mapping[str, object],
     limit: int,
     queue: Hashable | None,
     mark: Mark | None,
-) -> list[Claim[Any]]:
+) -> Batch:
     """Claim up to `limit` rows in one statement, beginning at the mark, and remember where it ended."""
     statement = owned.statements.claim_next(*wanted, marked=mark is not None)
     marks = {f"mark_{place}": value for place, value in enumerate(mark or ())}
@@ -114,40 +127,59 @@ async def _claim_next(
         given_back.fence = fence
         asked_at = boottime()
         [cursor] = await pool.at_once([(statement, {**params, **marks, "limit": limit, "fence": fence})])
-        rows = await cursor.fetchall()
+        rows = sorted(await cursor.fetchall(), key=lambda row: row["claim_seq"])
         ended_at = [[row.pop(mark_name(place)) for place in range(len(owned.statements.marks))] for row in rows]
-        if queue is not None and rows:
-            last = max(range(len(rows)), key=lambda place: rows[place]["claim_seq"])
-            if ended_at[last] and None not in ended_at[last]:
-                pool.marks.set(queue, tuple(ended_at[last]))
-        return [Claim[Any](pool, owned, row, asked_at) for row in rows]
-    return []
+        due = [row.pop(DUE) for row in rows]
+        suspect = [row.pop(IS_SUSPECT) for row in rows]
+        if queue is not None and rows and ended_at[-1] and None not in ended_at[-1]:
+            pool.marks.set(queue, tuple(ended_at[-1]))
+        batch = Batch((Claim[Any](pool, owned, row, asked_at) for row in rows), from_front=mark is None)
+        if batch:
+            batch[0].suspect = suspect[0]
+            # All of the known rows that were to be had are no sign that there are more.
+            batch.more = due[0] > len(batch) or (queue is not None and len(batch) == limit)
+        return batch
+    return Batch()
 
 
 async def _take_singly(
     pool: Pool, owned: Owned, limit: int, waiting: bytes, params: Mapping[str, object], claimed_by: str | None
-) -> list[Claim[Any]]:
+) -> Batch:
     """Claim rows one by one: a value that cannot be read, or a trigger that refuses, must not hold up the others."""
     async with pool.transaction() as tx:
         rows = await (await tx.execute(waiting, params)).fetchall()
-    claims: list[Claim[Any]] = []
+    claims = Batch(more=len(rows) > 1)
     try:
-        for key in (owned.key.value(row) for row in rows):
-            if len(claims) == limit:
+        for row in rows:
+            if len(claims) == limit or (claims and (row[IS_SUSPECT] or claims[-1].suspect)):
                 break
+            key = owned.key.value(row)
             try:
                 claim = await take(pool, owned, key, claimed_by)
-            except psycopg.OperationalError:
-                raise
             except psycopg.Error as error:
+                if not is_about_the_row(error):
+                    raise
                 label = owned.key.label(owned.table, key)
                 log.error("this row cannot be claimed: mend it by hand", row=label, error=message_of(error))
                 continue
-            claims += [] if claim is None else [claim]
+            if claim is not None:
+                claim.suspect = row[IS_SUSPECT]
+                claims.append(claim)
     except BaseException:
         await _give_all_back(pool, owned, claims)
         raise
+    claims.more = claims.more and bool(claims)
     return claims
+
+
+async def last_chance_waits(pool: Pool, owned: Owned, equal: Mapping[str, object]) -> bool:
+    """Whether a row on its last chance is due, and not far from its turn; see `Barred`."""
+    async with pool.transaction() as tx:
+        statement = owned.statements.last_chance_waits(owned.phase, tuple(equal))
+        values = {f"equal_{column}": value for column, value in equal.items()}
+        cursor = await tx.execute(statement, {"table": owned.table, **values})
+        return await cursor.fetchone() is not None
+    return False
 
 
 async def _give_all_back(pool: Pool, owned: Owned, claims: Sequence[Claim[Any]]) -> None:

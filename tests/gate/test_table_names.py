@@ -126,7 +126,7 @@ async def test_a_row_lives_its_whole_life_whatever_its_table_and_columns_are_cal
         await claim.complete()
     [known] = await gate.take_next(pool, "working", 1, keys=[keys[6]])
     assert known.key == keys[6]
-    held = await gate.take_next(pool, "working", 5, which="fresh")
+    held = await gate.take_next(pool, "working", 5)
     assert len({one.key for one in [*held, known]}) == 4
 
     phase = gate.phases["working"]
@@ -185,9 +185,10 @@ async def test_every_way_to_claim_is_read_by_the_server(
         f"mark_{n}": "infinity" if column == "not_before" else "1" for n, column in enumerate(composed.marks)
     }
     for statement in (
-        composed.claim_next(phase, "tried", marked=marked),
+        composed.claim_next(phase, "last attempt", marked=marked),
         composed.claim_next(phase, "last chance", known=True),
         composed.waiting(phase, "last chance"),
+        composed.last_chance_waits(phase),
         composed.give_back(phase),
         composed.release(phase, notify=True),
         composed.expire(phase, notify=True),

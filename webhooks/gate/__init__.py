@@ -33,7 +33,8 @@ from webhooks.phase import (
 from webhooks.pool import Pool
 from webhooks.settings import Settings
 from webhooks.shape import faults
-from webhooks.statements import CLOSE_ATTEMPT, RECORD_DECISION, Statements, Which, column_params, columns_known
+from webhooks.statements import CLOSE_ATTEMPT, RECORD_DECISION, Barred, Statements, column_params, columns_known
+from webhooks.taking import Batch
 
 log = structlog.get_logger(__name__)
 
@@ -386,15 +387,32 @@ class Gate(Generic[Row]):
         phase: str,
         limit: int,
         *,
-        which: Which = "any",
+        barred: Barred = "nothing",
         keys: Sequence[object] | None = None,
         claimed_by: str | None = None,
         due_by: datetime | None = None,
         equal: Mapping[str, object] | None = None,
-    ) -> list[Claim[Row]]:
-        """Claim up to `limit` (at most 100) rows; the caller holds each. `keys` narrows it to known rows."""
+    ) -> Batch:
+        """Claim up to `limit` (at most 100) rows in their order; the caller holds each.
+
+        A row whose last charged attempt expired comes alone: it may end its worker, and is to take no other with it.
+
+        Args:
+            pool: the connections.
+            phase: named by its claimed status.
+            limit: how many at most.
+            barred: which rows are left.
+            keys: only rows with these keys.
+            claimed_by: a name for `attempts`; the process's by default.
+            due_by: only rows that were due at that time.
+            equal: columns and the values they must have.
+        """
         owned = self.owned(phase, pool)
-        return await taking.take_next(pool, owned, limit, which, keys, claimed_by, due_by, equal or {})
+        return await taking.take_next(pool, owned, limit, barred, keys, claimed_by, due_by, equal or {})
+
+    async def last_chance_waits(self, pool: Pool, phase: str, equal: Mapping[str, object] | None = None) -> bool:
+        """Whether a row that expired and has one attempt left is due, and not far from its turn."""
+        return await taking.last_chance_waits(pool, self.owned(phase, pool), equal or {})
 
     async def sweep(self, pool: Pool, phase: str) -> int:
         """Free rows whose lease is over, give a lease to by-hand claims, escalate exhausted rows; return how many."""

@@ -9,7 +9,7 @@ lease that is over already. No UPDATE contains a volatile function.
 from dataclasses import dataclass
 
 from webhooks.phase import Phase
-from webhooks.statements.claiming import GIVEN_BACK, Claiming, Which, bare, mark_name
+from webhooks.statements.claiming import DUE, GIVEN_BACK, IS_SUSPECT, Barred, Claiming, bare, mark_name
 from webhooks.statements.ending import NOTIFICATION_ATTEMPTS, Ending, late, spent
 from webhooks.statements.moving import Moving
 from webhooks.statements.records import (
@@ -24,15 +24,17 @@ from webhooks.statements.records import (
 
 __all__ = [
     "CLOSE_ATTEMPT",
+    "DUE",
     "GIVEN_BACK",
+    "IS_SUSPECT",
     "NOTIFICATION_ATTEMPTS",
     "READ_ATTEMPT",
     "RECORD_ATTEMPT",
     "RECORD_DECISION",
     "WAKE_PARKED",
+    "Barred",
     "Statements",
     "Sweep",
-    "Which",
     "column_params",
     "columns_known",
     "mark_name",

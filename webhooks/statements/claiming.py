@@ -12,23 +12,24 @@ from webhooks.db import compose, named
 from webhooks.phase import Phase
 from webhooks.statements.gated import CLEARED, Gated
 
-Which: TypeAlias = OneOf["any", "fresh", "tried", "last chance"]
-"""Which rows of a ready status a claim may take. A row that was tried before is taken alone, so that one which kills
-its worker takes no neighbour with it; one that expired and has one attempt left, while no other such row runs here."""
+Barred: TypeAlias = OneOf["nothing", "last chance", "last attempt"]
+"""Which rows a claim leaves: none, those on their last chance, or all that were tried and have one attempt left. On its
+last chance is a row with one attempt left whose last charged attempt expired: it may end its worker once more."""
 
 # A subquery for one value is looked up row by row; EXISTS may be turned into a scan of all attempts ever made. What was
 # put back uncharged says nothing of the attempt before it.
-LAST_CHANCE: LiteralString = (
-    "(attempt_count > 0 AND attempt_count = max_attempts - 1\n"
-    "        AND coalesce((SELECT a.outcome FROM {attempts} AS a\n"
+EXPIRED: LiteralString = (
+    "coalesce((SELECT a.outcome FROM {attempts} AS a\n"
     "            WHERE a.table_name = %(table)s AND a.key = {key_of_t_text}\n"
-    "            AND a.outcome NOT IN ('snoozed', 'interrupted') ORDER BY a.claimed_at DESC LIMIT 1), '') = 'expired')"
+    "            AND a.outcome NOT IN ('snoozed', 'interrupted') ORDER BY a.claimed_at DESC LIMIT 1), '') = 'expired'"
 )
-GUARDS: dict[Which, LiteralString] = {
-    "any": "",
-    "fresh": " AND attempt_count = 0",
-    "tried": " AND attempt_count > 0 AND NOT " + LAST_CHANCE,
-    "last chance": " AND " + LAST_CHANCE,
+SUSPECT: LiteralString = "CASE WHEN attempt_count > 0 THEN " + EXPIRED + " ELSE false END"
+LAST_ATTEMPT: LiteralString = "attempt_count > 0 AND attempt_count = max_attempts - 1"
+LAST_CHANCE: LiteralString = LAST_ATTEMPT + "\n        AND " + EXPIRED
+GUARDS: dict[Barred, LiteralString] = {
+    "nothing": "",
+    "last chance": " AND NOT (" + LAST_CHANCE + ")",
+    "last attempt": " AND NOT (" + LAST_ATTEMPT + ")",
 }
 
 GIVEN_BACK = "the answer to the claim was lost"
@@ -38,6 +39,11 @@ GIVEN_BACK = "the answer to the claim was lost"
 def mark_name(place: int) -> str:
     """Return the name of a part of the mark. It stands beside all columns of a table, so no column is called that."""
     return f"webhooks mark {place}"
+
+
+# What else a claim answers about itself, beside the columns of each of its rows.
+DUE = "webhooks due"
+IS_SUSPECT = "webhooks suspect"
 
 
 def bare(phase: Phase) -> Composable:
@@ -67,7 +73,7 @@ class Claiming(Gated):
     def claim_next(
         self,
         phase: Phase,
-        which: Which = "any",
+        barred: Barred = "nothing",
         equal: tuple[str, ...] = (),
         due_by: bool = False,
         known: bool = False,
@@ -75,9 +81,13 @@ class Claiming(Gated):
     ) -> bytes:
         """Claim the next `limit` rows nobody else is claiming, in order, and write their lines in `attempts`.
 
+        A row whose last charged attempt expired may end its worker again, and is claimed alone: only the rows before
+        the first of them are claimed, or that one where it is the first. What else was locked is let go at the COMMIT.
+        Each row answered says how many were due, and whether it is such a one.
+
         Args:
             phase: what they wait for.
-            which: see `Which`.
+            barred: see `Barred`.
             equal: columns that must equal the parameters `equal_<column>`.
             due_by: whether a row must have been due at the parameter `due_by`.
             known: whether only the rows in the key lists may be taken.
@@ -85,27 +95,33 @@ class Claiming(Gated):
         """
         return compose(
             'WITH "due rows" AS MATERIALIZED (\n'
-            "    SELECT {key_list} FROM {table} AS t\n"
+            "    SELECT {key_list}, attempt_count FROM {table} AS t\n"
             "    WHERE status = {ready} AND attempt_count < max_attempts AND not_before <= now(){guards}\n"
             "    ORDER BY {order_by} LIMIT %(limit)s FOR NO KEY UPDATE SKIP LOCKED\n"
-            '), "placed rows" AS (\n'
-            '    SELECT {key_list}, row_number() OVER () AS "claim order" FROM "due rows"\n'
+            '), "placed rows" AS MATERIALIZED (\n'
+            '    SELECT {key_list}, row_number() OVER () AS "claim order",\n'
+            '        {suspect} AS "is suspect"\n'
+            '    FROM "due rows" AS t\n'
             '), "claimed rows" AS (\n'
             '    UPDATE {table} AS t SET status = {claimed}, claim_seq = %(fence)s + "claim order" - 1,\n'
             "    {take}\n"
-            '    FROM "placed rows" WHERE {same_key} AND t.status = {ready}\n'
+            '    FROM "placed rows" WHERE {same_key} AND t.status = {ready} AND (\n'
+            '        "claim order" = 1 OR ("claim order" <\n'
+            '            (SELECT min("claim order") FROM "placed rows" WHERE "is suspect")) IS NOT FALSE)\n'
             "    RETURNING t.*\n"
             '), "recorded attempts" AS (\n'
             "    INSERT INTO {attempts} (claim_seq, table_name, key, phase, visit, attempt, claimed_by, claimed_at)\n"
             "    SELECT claim_seq, %(table)s, {key_text}, {claimed}, visit, attempt_count, claimed_by, claimed_at\n"
             '    FROM "claimed rows"\n'
             ")\n"
-            'SELECT {columns}{marks} FROM "claimed rows"',
+            'SELECT {columns}{marks}, (SELECT count(*) FROM "placed rows") AS {due},\n'
+            '    (SELECT "is suspect" FROM "placed rows" WHERE "claim order" = 1) AS {is_suspect} FROM "claimed rows"',
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
-            guards=self._guards(which, equal, due_by, known) + self._from_mark(marked),
+            guards=self._guards(barred, equal, due_by, known) + self._from_mark(marked),
             order_by=self.order_by,
+            suspect=self._of_attempts(SUSPECT),
             claimed=Literal(phase.claimed),
             take=self._take(phase),
             same_key=self.same_key("t", "placed rows"),
@@ -117,21 +133,42 @@ class Claiming(Gated):
                     for place, column in enumerate(self.marks)
                 ]
             ),
+            due=Identifier(DUE),
+            is_suspect=Identifier(IS_SUSPECT),
         )
 
     def waiting(
-        self, phase: Phase, which: Which, equal: tuple[str, ...] = (), due_by: bool = False, known: bool = False
+        self, phase: Phase, barred: Barred, equal: tuple[str, ...] = (), due_by: bool = False, known: bool = False
     ) -> bytes:
-        """Read the keys that `claim_next` would take, a hundred of them, without a lock."""
+        """Read the keys that `claim_next` would take, a hundred of them, without a lock, and which it takes alone."""
         return compose(
-            "SELECT {key_list} FROM {table} AS t\n"
+            "SELECT {key_list}, {suspect} AS {is_suspect} FROM {table} AS t\n"
             "WHERE status = {ready} AND attempt_count < max_attempts AND not_before <= now(){guards}\n"
             "ORDER BY {order_by} LIMIT 100",
             key_list=self.key_list,
+            suspect=self._of_attempts(SUSPECT),
+            is_suspect=Identifier(IS_SUSPECT),
             table=self.table,
             ready=Literal(phase.ready),
-            guards=self._guards(which, equal, due_by, known),
+            guards=self._guards(barred, equal, due_by, known),
             order_by=self.order_by,
+        )
+
+    @lru_cache(maxsize=64)  # noqa: B019
+    def last_chance_waits(self, phase: Phase, equal: tuple[str, ...] = ()) -> bytes:
+        """Look for a row on its last chance among the first thousand that are due; later ones come nearer."""
+        return compose(
+            "SELECT 1 AS found FROM (\n"
+            "    SELECT {key_list}, attempt_count, max_attempts FROM {table}\n"
+            "    WHERE status = {ready} AND attempt_count < max_attempts AND not_before <= now(){guards}\n"
+            "    ORDER BY {order_by} LIMIT 1000\n"
+            ") AS t WHERE {last_chance} LIMIT 1",
+            key_list=self.key_list,
+            table=self.table,
+            ready=Literal(phase.ready),
+            guards=self._guards("nothing", equal, due_by=False, known=False),
+            order_by=self.order_by,
+            last_chance=self._of_attempts(LAST_CHANCE),
         )
 
     def _take(self, phase: Phase) -> Composable:
@@ -147,8 +184,11 @@ class Claiming(Gated):
         mark = SQL(", ").join(Placeholder(f"mark_{place}") for place in range(len(self.marks)))
         return SQL(" AND ({}) >= ({})").format(SQL(", ").join(map(Identifier, self.marks)), mark)
 
-    def _guards(self, which: Which, equal: tuple[str, ...], due_by: bool, known: bool) -> Composed:
-        guards: list[Composable] = [named(GUARDS[which], key_of_t_text=self.key_of_t_text)]
+    def _of_attempts(self, text: LiteralString) -> Composed:
+        return named(text, key_of_t_text=self.key_of_t_text)
+
+    def _guards(self, barred: Barred, equal: tuple[str, ...], due_by: bool, known: bool) -> Composed:
+        guards: list[Composable] = [self._of_attempts(GUARDS[barred])]
         guards += [SQL(" AND {} = {}").format(Identifier(column), Placeholder("equal_" + column)) for column in equal]
         if not known and self.reserved not in equal:
             guards.append(self.unreserved)

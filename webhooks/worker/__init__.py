@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from functools import partial
 from typing import Any, cast
 
 import structlog
@@ -53,28 +54,29 @@ class Worker:
         self._fleet = Fleet(pool, consumer) if fleet is None else fleet
         self._fleet.on_change = self._divide
         self._tasks: list[asyncio.Task[None]] = []
-        turn = Turn()
         own: tuple[Gate[Any], ...] = (inbox, notifications)
         self._swept: list[tuple[Gate[Any], Phase]] = [(gate, phase) for gate in own for phase in gate.phases.values()]
         self._lanes: dict[tuple[str, str], Lane] = {}
-        self._add(inbox, "applying", pool.settings.deliveries_concurrency, self._apply, turn=turn)
+        self._turns: dict[str, Turn] = {}
+        self._add(inbox, "applying", pool.settings.deliveries_concurrency, self._apply)
         if pool.settings.notify_url is not None:
-            # Nothing that a notification does can end the process, so it never waits for the turn of what can.
-            self._add(notifications, "notifying", pool.settings.concurrency, self._notify, turn=Turn())
+            self._add(notifications, "notifying", pool.settings.concurrency, self._notify)
         for gate in consumer.gates.values():
             for phase in gate.phases.values():
                 self._swept.append((gate, phase))
                 if phase.function is not None:
-                    self._add(gate, phase.claimed, phase.concurrency, _runs(phase), turn=turn)
+                    self._add(gate, phase.claimed, phase.concurrency, _runs(phase))
 
-    def _add(self, gate: Gate[Any], phase: str, concurrency: int, run: Any, *, turn: Turn) -> None:
+    def _add(self, gate: Gate[Any], phase: str, concurrency: int, run: Any) -> None:
+        if gate.table not in self._turns:
+            self._turns[gate.table] = Turn(partial(self._look_through, gate.table))
         self._lanes[gate.table, phase] = Lane(
             self._pool,
             gate,
             phase,
             concurrency=concurrency,
             run=run,
-            turn=turn,
+            turn=self._turns[gate.table],
             on_moved=self.know,
         )
 
@@ -102,6 +104,11 @@ class Worker:
         """Look through every queue: somebody else left work there."""
         for lane in self._lanes.values():
             lane.look()
+
+    def _look_through(self, table: str) -> None:
+        for lane in self._lanes.values():
+            if lane.gate.table == table:
+                lane.look()
 
     @property
     def alive(self) -> bool:
