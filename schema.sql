@@ -32,6 +32,7 @@
 -- github_issues  What GitHub has said of each issue: the newest word about who is to work on it and at what, and when it
 --              was closed, opened again or gone. `issues` follows it.
 -- rejections   Requests that were refused: the named cause, and what is needed to find out why and to accept them later.
+--              `proved` ones, which a secret of ours signed, have room that no flood can take.
 --              Nothing of them is in `deliveries`.
 -- redeliveries  What a provider was asked to deliver again, by its delivery log's scope and the delivery's guid.
 -- reconcile_turns  One line a thing that is reconciled on a schedule: whose turn it was, when the next one is.
@@ -453,3 +454,9 @@ ALTER TABLE patch_sessions ADD COLUMN repository_id bigint;
 -- Of a delivery that was split, `part` is what each of its events is: what they have in common with the delivery, the
 -- rest with each of them. It is made from the body, once, and goes with it.
 ALTER TABLE deliveries ADD COLUMN part bytea;
+
+-- section 14: what floods may not displace
+
+-- A secret of ours makes the request's signature right, an earlier one or another source's: these have room of their
+-- own. `sender` is the address that it came from, in IPv6 the network: of what many have sent, some of each is kept.
+ALTER TABLE rejections ADD COLUMN proved boolean NOT NULL DEFAULT false, ADD COLUMN sender text;

@@ -127,13 +127,13 @@ class Receiver:
         try:
             body = await sent.read(self._max_body_bytes)
         except TimeoutError:
-            refused = Refusal(name, "body_too_slow", headers, None, sent.size, self._now())
+            refused = Refusal(name, "body_too_slow", headers, None, sent.size, self._now(), _sender(scope))
             answer: dict[str, object] = {"error": "body_too_slow", "limit_seconds": BODY_WITHIN_S}
             return self._counted(name, "too_slow", 400, answer, refused)
         except _NoRoom:
             return self._counted(name, "no_room", 503, {"error": "too_many_long_bodies"})
         if body is None:
-            refused = Refusal(name, "body_too_large", headers, None, sent.size, self._now())
+            refused = Refusal(name, "body_too_large", headers, None, sent.size, self._now(), _sender(scope))
             answer = {"error": "body_too_large", "limit_bytes": self._max_body_bytes}
             return self._counted(name, "too_large", 413, answer, refused)
         started = time.perf_counter()
@@ -143,7 +143,7 @@ class Receiver:
         except Refused as error:
             observe.REJECTIONS.labels(name, error.cause).inc()
             log.info("refused", source=name, cause=error.cause, bytes=len(body))
-            refused = Refusal(name, error.cause, headers, body, len(body), now)
+            refused = Refusal(name, error.cause, headers, body, len(body), now, _sender(scope))
             return self._counted(name, "rejected", 401, {"error": error.cause}, refused)
         sent.free()
         if is_probe(body):
@@ -183,6 +183,11 @@ class Receiver:
             pass  # its sender was answered: nothing is owed any more
         except Exception as error:  # a rejection that cannot be kept is no reason to close a connection
             log.error("a refused request could not be kept", source=refused.source, exc_info=error)
+
+
+def _sender(scope: Scope) -> str | None:
+    client = scope.get("client")
+    return client[0] if client else None
 
 
 def meant(path: str, sources: Collection[str]) -> str | None:

@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import asyncio
 import hashlib
-from collections.abc import Collection, Mapping
+from collections.abc import Callable, Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, replace
 from functools import partial
+from ipaddress import IPv6Address, IPv6Network, ip_address
 
 import structlog
 from prometheus_client import Counter
@@ -21,9 +22,10 @@ from prometheus_client import Counter
 from webhooks import observe
 from webhooks.db import Connection, ended, transaction
 from webhooks.delivery import Headers
-from webhooks.errors import Unavailable
+from webhooks.errors import Refused, Unavailable
 from webhooks.pool import Pool
 from webhooks.rejections import MOST_BODY_BYTES, Caps, Rejection, keep, store, trim
+from webhooks.signatures import Recipe, verify
 from webhooks.sources import Source
 from webhooks.wire import Wire
 
@@ -50,6 +52,7 @@ DROPPED = Counter(
     registry=observe.REGISTRY,
 )
 
+_Queue = tuple[str, bool]  # a source, and whether a secret of ours signed what waits
 Likeness = tuple[str, Headers, int, bytes | None]
 
 
@@ -64,6 +67,7 @@ class Refusal:
         body: the bytes as received; None where they were not read to their end.
         size: how many were read.
         at: unix seconds, the clock that it was verified by.
+        sender: the address that it came from.
     """
 
     source: str
@@ -72,6 +76,7 @@ class Refusal:
     body: bytes | None
     size: int
     at: float
+    sender: str | None = None
 
 
 class Refusals:
@@ -81,14 +86,23 @@ class Refusals:
         pool: whose address and settings the connection takes; the pool's own connections are not used.
         sources: by name, whose requests are kept.
         caps: how much of them; with no rows nothing is.
+        secrets: by source, those in force and those there were before: what one of them signed is kept apart.
     """
 
-    def __init__(self, pool: Pool, sources: Mapping[str, Source], caps: Caps) -> None:
+    def __init__(
+        self,
+        pool: Pool,
+        sources: Mapping[str, Source],
+        caps: Caps,
+        secrets: Callable[[str], Sequence[str]] = lambda source: (),
+    ) -> None:
         self._sources = sources
         self._caps = caps
         self._wire = Wire(pool)
-        self._waiting: dict[str, dict[Likeness, Rejection]] = {name: {} for name in sources}
-        self._bytes = dict.fromkeys(sources, 0)
+        self._secrets = secrets
+        queues = [(name, proved) for proved in (True, False) for name in sources]
+        self._waiting: dict[_Queue, dict[Likeness, Rejection]] = {queue: {} for queue in queues}
+        self._bytes = dict.fromkeys(queues, 0)
         shares = max(len(sources), 1)
         self._most = max(MOST_WAITING // shares, 10)
         self._most_bytes = max(MOST_WAITING_BYTES // shares, 2 * MOST_BODY_BYTES)
@@ -122,7 +136,9 @@ class Refusals:
         source, body = refusal.source, refusal.body
         if self._caps.rows == 0 or self._stopping.is_set():
             return
-        if self._full(source):
+        proved = body is not None and await self._is_proved(refusal.headers, body)
+        queue = (source, proved)
+        if self._full(queue):
             DROPPED.labels(source, "no room").inc()
             return
         kept = keep(self._sources[source], refusal.headers)
@@ -130,20 +146,38 @@ class Refusals:
         if body is not None:
             digest = _sha256(body) if len(body) <= SHORT_BYTES else await asyncio.to_thread(_sha256, body)
         likeness = (refusal.cause, kept, refusal.size, digest)
-        waiting = self._waiting[source]
+        waiting = self._waiting[queue]
         before = waiting.get(likeness)
         if before is not None:
             waiting[likeness] = replace(before, last_at=max(refusal.at, before.last_at), times=before.times + 1)
             return
         stored = body if refusal.size <= MOST_BODY_BYTES else None
         waiting[likeness] = Rejection(
-            source, refusal.cause, kept, stored, refusal.size, digest, refusal.at, last_at=refusal.at
+            source,
+            refusal.cause,
+            kept,
+            stored,
+            refusal.size,
+            digest,
+            refusal.at,
+            last_at=refusal.at,
+            proved=proved,
+            sender=_network(refusal.sender),
         )
-        self._bytes[source] += _weight(waiting[likeness])
+        self._bytes[queue] += _weight(waiting[likeness])
         self._arrived.set()
 
-    def _full(self, source: str) -> bool:
-        return len(self._waiting[source]) >= self._most or self._bytes[source] >= self._most_bytes
+    def _full(self, queue: _Queue) -> bool:
+        return len(self._waiting[queue]) >= self._most or self._bytes[queue] >= self._most_bytes
+
+    async def _is_proved(self, headers: Headers, body: bytes) -> bool:
+        """Whether somebody who knows a secret of ours sent this, whatever its age and wherever it was meant to go."""
+        if not any(name in other.recipe.headers for other in self._sources.values() for name, _ in headers):
+            return False
+        look = partial(
+            _signed_by_one_of, headers, body, [(s.recipe, self._secrets(s.name)) for s in self._sources.values()]
+        )
+        return look() if len(body) <= SHORT_BYTES else await asyncio.to_thread(look)
 
     async def _run(self) -> None:
         while True:
@@ -168,13 +202,13 @@ class Refusals:
         group: list[Rejection] = []
         size = 0
         while self.waiting:
-            for source, waiting in self._waiting.items():
+            for queue, waiting in self._waiting.items():
                 if not waiting:
                     continue
                 if len(group) >= most or (group and size >= most_bytes):
                     return group
                 rejection = waiting.pop(next(iter(waiting)))
-                self._bytes[source] -= _weight(rejection)
+                self._bytes[queue] -= _weight(rejection)
                 size += _weight(rejection)
                 group.append(rejection)
         return group
@@ -210,6 +244,23 @@ class Refusals:
     def _drop(self, group: Collection[Rejection], reason: str) -> None:
         for rejection in group:
             DROPPED.labels(rejection.source, reason).inc(rejection.times)
+
+
+def _signed_by_one_of(headers: Headers, body: bytes, signers: Sequence[tuple[Recipe, Sequence[str]]]) -> bool:
+    for recipe, secrets in signers:
+        with suppress(Refused):
+            verify(replace(recipe, tolerance_s=None), headers, body, secrets, 0)
+            return True
+    return False
+
+
+def _network(sender: str | None) -> str | None:
+    """Return the address that requests are grouped by: in IPv6 a household has many."""
+    try:
+        address = ip_address(sender or "")
+    except ValueError:
+        return None
+    return str(IPv6Network((address, 64), strict=False)) if isinstance(address, IPv6Address) else str(address)
 
 
 def _sha256(body: bytes) -> bytes:

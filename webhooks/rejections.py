@@ -41,8 +41,8 @@ STORE = composed(
     "WITH new AS MATERIALIZED (\n"
     "    SELECT * FROM unnest(%(sources)s::text[], %(causes)s::text[], %(headers)s::text[], %(whole)s::bool[],\n"
     "        %(bodies)b::bytea[], %(sizes)s::bigint[], %(digests)b::bytea[], %(first)s::timestamptz[],\n"
-    "        %(last)s::timestamptz[], %(times)s::bigint[]) WITH ORDINALITY\n"
-    "        AS n (source, cause, headers, whole, body, size, digest, first, last, times, place)\n"
+    "        %(last)s::timestamptz[], %(times)s::bigint[], %(proved)s::bool[], %(senders)s::text[]) WITH ORDINALITY\n"
+    "        AS n (source, cause, headers, whole, body, size, digest, first, last, times, proved, sender, place)\n"
     "), again AS MATERIALIZED (\n"
     "    SELECT r.id, n.place, n.last, n.times FROM new AS n JOIN {rejections} AS r ON r.source = n.source\n"
     "        AND r.cause = n.cause AND r.body_bytes = n.size AND r.body_sha256 = n.digest\n"
@@ -53,28 +53,37 @@ STORE = composed(
     "    UPDATE {rejections} AS r SET times = r.times + again.times, last_at = greatest(r.last_at, again.last)\n"
     "    FROM again WHERE r.id = again.id RETURNING again.place\n"
     ")\n"
-    "INSERT INTO {rejections} (source, cause, headers, body, body_bytes, body_sha256, received_at, last_at, times)\n"
-    "SELECT source, cause, headers::jsonb, CASE WHEN whole THEN body END, size, digest, first, last, times\n"
+    "INSERT INTO {rejections}\n"
+    "    (source, cause, headers, body, body_bytes, body_sha256, received_at, last_at, times, proved, sender)\n"
+    "SELECT source, cause, headers::jsonb, CASE WHEN whole THEN body END, size, digest, first, last, times, proved,\n"
+    "    sender\n"
     "FROM new WHERE place NOT IN (SELECT place FROM counted)"
 )
-# Every source keeps its newest: a flood on one is cut first, whatever its share. A row that somebody is accepting just
-# now is passed over.
+# What a secret of ours verifies has half of the room, which nobody can take from it by sending more. Of the rest, the
+# next to go is one of the fullest group, drawn by lot: a flood thins itself and displaces nobody. A row that somebody
+# is accepting just now is passed over.
 TRIM = composed(
     "WITH sized AS (\n"
-    "    SELECT id, source, last_at,\n"
+    "    SELECT id, source, proved, sender, last_at, cause IN ('bad_signature', 'stale_timestamp') AS well_formed,\n"
+    "        date_trunc('hour', received_at) AS hour, md5(id::text) AS lot,\n"
     "        CASE WHEN body IS NULL THEN 0 ELSE body_bytes END + pg_column_size(headers) + 200 AS bytes\n"
     "    FROM {rejections}\n"
     "), own AS (\n"
-    "    SELECT id, last_at, bytes, row_number() OVER mine AS place, sum(bytes) OVER mine AS so_far\n"
-    "    FROM sized WINDOW mine AS (PARTITION BY source ORDER BY last_at DESC, id DESC)\n"
+    "    SELECT id, proved, last_at, bytes, lot, row_number() OVER alike AS place, sum(bytes) OVER alike AS so_far\n"
+    "    FROM sized WINDOW alike AS (PARTITION BY proved, source, well_formed, sender, hour ORDER BY lot)\n"
     "), all_of_them AS (\n"
-    "    SELECT id, last_at, row_number() OVER (ORDER BY place, last_at DESC, id DESC) AS place,\n"
-    "        sum(bytes) OVER (ORDER BY so_far, last_at DESC, id DESC) AS so_far\n"
+    "    SELECT id, proved, last_at, row_number() OVER (PARTITION BY proved ORDER BY place, lot) AS place,\n"
+    "        sum(bytes) OVER (PARTITION BY proved ORDER BY so_far, lot) AS so_far\n"
     "    FROM own\n"
+    "), room AS (\n"
+    "    SELECT least(count(*), %(rows)s / 2) AS rows, least(coalesce(sum(bytes), 0), %(bytes)s / 2) AS bytes\n"
+    "    FROM sized WHERE proved\n"
     "), too_many AS MATERIALIZED (\n"
     "    SELECT r.id FROM {rejections} AS r WHERE r.id = ANY(ARRAY(\n"
-    "        SELECT id FROM all_of_them WHERE place > %(rows)s OR so_far > %(bytes)s\n"
-    "            OR last_at < statement_timestamp() - %(age)s::interval))\n"
+    "        SELECT a.id FROM all_of_them AS a, room\n"
+    "        WHERE a.place > CASE WHEN a.proved THEN room.rows ELSE %(rows)s - room.rows END\n"
+    "            OR a.so_far > CASE WHEN a.proved THEN room.bytes ELSE %(bytes)s - room.bytes END\n"
+    "            OR a.last_at < statement_timestamp() - %(age)s::interval))\n"
     "    FOR UPDATE SKIP LOCKED\n"
     ")\n"
     "DELETE FROM {rejections} AS r USING too_many WHERE r.id = too_many.id"
@@ -120,6 +129,8 @@ class Rejection:
         received_at: unix seconds, the receiver's clock as the request was verified.
         last_at: the same of the last of several like it.
         times: how many those are.
+        proved: whether a secret of ours makes its signature right, an earlier one or another source's.
+        sender: the address that it came from; of one in IPv6 the network.
     """
 
     source: str
@@ -131,6 +142,8 @@ class Rejection:
     received_at: float
     last_at: float
     times: int = 1
+    proved: bool = False
+    sender: str | None = None
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -211,6 +224,8 @@ async def store(tx: Transaction, rejections: Sequence[Rejection]) -> None:
         "first": [datetime.fromtimestamp(one.received_at, UTC) for one in rejections],
         "last": [datetime.fromtimestamp(one.last_at, UTC) for one in rejections],
         "times": [one.times for one in rejections],
+        "proved": [one.proved for one in rejections],
+        "senders": [one.sender for one in rejections],
         "same_within": SAME_WITHIN,
     }
     await tx.execute(STORE, params)

@@ -47,6 +47,7 @@ from webhooks.serve.secrets import Secrets, read_secrets
 from webhooks.serve.servers import Listener, listening, serving
 from webhooks.serve.signals import Signals, signals
 from webhooks.settings import Settings
+from webhooks.source_secrets import previous_secrets
 from webhooks.status import applicable
 from webhooks.worker import Worker
 from webhooks.worker.fleet import Fleet
@@ -249,7 +250,11 @@ async def _start(
         await stack.enter_async_context(_beside(pruning))
     connections = Connections(Limits(connections=most_connections, keep_alive_s=settings.keep_alive_s))
     if accepter is not None:
-        refusals = Refusals(pool, consumer.sources, Caps.of(settings))
+
+        def signing(source: str) -> tuple[str, ...]:
+            return (*secrets.in_force.get(source, ()), *previous_secrets(source))
+
+        refusals = Refusals(pool, consumer.sources, Caps.of(settings), signing)
         refusals.start()
         stack.push_async_callback(refusals.stop)
         receiver = Receiver(
