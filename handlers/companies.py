@@ -47,6 +47,7 @@ WHERE repository_id = %(repository_id)s
     OR (repository_id IS NULL AND lower(id) = ANY(SELECT lower(name) FROM unnest(%(names)s::text[]) AS name))
 ORDER BY repository_id, EXISTS (SELECT FROM agents WHERE company_id = companies.id) DESC, created_at, id
 """
+# Whatever it conflicts with, the number or the id: which company that is, is looked up afterwards.
 ENTER = """
 INSERT INTO companies (id, name, repository_id, repository, repository_told_at)
 VALUES (%(id)s, %(repository)s, %(repository_id)s, %(repository)s, %(at)s) ON CONFLICT DO NOTHING
@@ -70,7 +71,7 @@ SELECT %(repository_id)s, substr(external_ref, 8)::bigint, told_at, assigned_age
     CASE WHEN status = 'resolved' AND result IS NULL THEN told_at END
 FROM issues WHERE company_id = %(id)s AND external_ref ~ '^github#[1-9][0-9]{0,17}$'
     AND told_at IS NOT NULL AND assigned_agent_id IS NOT NULL
-ON CONFLICT DO NOTHING
+ON CONFLICT (repository_id, number) DO NOTHING
 """
 
 TWICE = """

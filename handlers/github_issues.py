@@ -20,7 +20,7 @@ from pydantic import AwareDatetime, BaseModel, Field, StringConstraints
 from handlers.companies import Company, company_of, gone
 from handlers.github_facts import Facts, Word
 from handlers.issue_comments import reference
-from handlers.issues import ONGOING, PRIORITIES, Priority, issues
+from handlers.issues import EXTERNAL, ONGOING, PRIORITIES, Priority, issues
 from handlers.models import GitHubRepository, Id
 from handlers.sources import github
 from handlers.texts import Text
@@ -247,7 +247,7 @@ async def _follow(tx: Transaction, company: Company, number: int, known: Facts, 
     }
     row = await (await tx.execute(FIND, key)).fetchone()
     if row is None:
-        await issues.open(tx, to="resolved" if ended else "open", **key, **columns)
+        await issues.open(tx, to="resolved" if ended else "open", unique=EXTERNAL, **key, **columns)
     elif reopened and not ended and row["status"] == "resolved":
         await issues.advance(tx, row["id"], "resolved", "open", result=None, **columns)
     else:

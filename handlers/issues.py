@@ -43,7 +43,10 @@ class Issue(BaseModel):
     external_ref: str | None = None
 
 
-issues = Gate("issues", key="id", row=Issue, order_by="rank_at, id")
+EXTERNAL = ("company_id", "external_ref")
+"""What identifies an issue that is known elsewhere too; the id is ours."""
+
+issues = Gate("issues", key="id", row=Issue, order_by="rank_at, id", unique=EXTERNAL)
 
 # Twice the longest call: one that has to run alone may wait for another to end.
 issues.phase("open", claimed="claimed", done="resolved", timeout=2 * LONGEST_CALL + timedelta(minutes=15))

@@ -9,13 +9,13 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any, LiteralString
 
-from handlers.issues import issues
+from handlers.issues import EXTERNAL, issues
 from handlers.patch_sessions import sessions
 from webhooks import effects, statements
 from webhooks import inbox as inbox_statements
 from webhooks.gate import Gate
 from webhooks.inbox import inbox, wants
-from webhooks.phase import Phase
+from webhooks.phase import Conflict, Phase
 
 DIRECTORY = Path(__file__).parent / "sql"
 
@@ -24,6 +24,7 @@ OPENED: dict[str, tuple[LiteralString, ...]] = {
     "patch_sessions": ("sc_id", "title", "story_url"),
     "issues": ("company_id", "assigned_agent_id", "title", "body", "priority", "created_at", "external_ref", "told_at"),
 }
+FOUND_BY = {"issues": Conflict(EXTERNAL)}
 ADVANCED: dict[str, list[tuple[tuple[str, ...], str, tuple[str, ...]]]] = {
     "patch_sessions": [
         (("asked",), "clarified", ("answer", "answered_by")),
@@ -75,8 +76,9 @@ def of_gate(gate: Gate[Any]) -> Iterator[tuple[str, bytes]]:
             yield f"{gate.table}.{phase.claimed}.{name}.sql", statement
     composed = gate.statements
     first = next(iter(gate.phases.values()))
+    there = FOUND_BY.get(gate.table, Conflict(gate.key.columns))
     if opened := OPENED.get(gate.table):
-        yield f"{gate.table}.{first.claimed}.open.sql", composed.open(first.ready, opened, first)
+        yield f"{gate.table}.{first.claimed}.open.sql", composed.open(first.ready, opened, first, there)
     for from_, to, columns in ADVANCED[gate.table]:
         entered = gate.entered(to)
         place = "any" if entered is None else entered.claimed

@@ -431,6 +431,25 @@ async def test_several_events_become_a_row_each_and_the_request_is_processed(poo
     assert await titles(pool) == ["story 1", "story 2", "story 3"]
 
 
+@pytest.mark.parametrize(
+    ("forbidding", "constraint"),
+    [
+        ("SELECT setval(pg_get_serial_sequence('deliveries', 'id'), 1, false)", "deliveries_pkey"),
+        ("CREATE UNIQUE INDEX one_a_request ON deliveries (parent)", "one_a_request"),
+    ],
+)
+async def test_events_that_cannot_be_stored_leave_their_request_unsplit(
+    pool: Pool, forbidding: str, constraint: str
+) -> None:
+    consumer = handling(open_session)
+    [id_] = await arrived(pool, arrival(stories(1, 2, 3)))
+    await sql(pool, forbidding)
+    row = await applied(pool, consumer, id_)
+    assert (row["status"], row["attempt_count"]) == ("received", 1)
+    assert constraint in row["last_error"]
+    assert await children(pool, id_) == []
+
+
 async def test_one_event_that_fails_and_one_that_parks_hold_nobody_up(pool: Pool) -> None:
     async def handle(event: Event, tx: Transaction) -> None:
         if event.data["story_id"] == 1:

@@ -219,6 +219,19 @@ class Order:
 
 
 @dataclass(frozen=True, slots=True)
+class Conflict:
+    """What it means that a row is there already: another one has the same values.
+
+    Args:
+        columns: in which columns, those of a unique index.
+        where: among which rows, where that index has only some; as PostgreSQL prints it.
+    """
+
+    columns: tuple[str, ...]
+    where: str | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Key:
     """The columns that name a row, and its values in the forms statements and people need."""
 

@@ -17,7 +17,7 @@ from psycopg.sql import SQL, Literal
 
 from webhooks.db import SCHEMA, Transaction, regclass
 from webhooks.db.sqlstate import is_about_the_row, is_about_the_work
-from webhooks.phase import GATE_COLUMNS, LONGEST_NAME, Key, Order, Phase
+from webhooks.phase import GATE_COLUMNS, LONGEST_NAME, Conflict, Key, Order, Phase
 
 COLUMNS = (
     "SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,\n"
@@ -28,7 +28,7 @@ COLUMNS = (
 )
 INDEXES = (
     "SELECT c.relname AS name, i.indisvalid AS valid, i.indisunique AS is_unique, i.indisprimary AS is_primary,\n"
-    "    i.indnkeyatts AS keys, pg_get_expr(i.indpred, i.indrelid) AS predicate,\n"
+    "    i.indimmediate AS is_immediate, i.indnkeyatts AS keys, pg_get_expr(i.indpred, i.indrelid) AS predicate,\n"
     "    pg_get_indexdef(i.indexrelid) AS definition,\n"
     "    ARRAY(\n"
     "        SELECT coalesce(a.attname::text, '') FROM unnest(i.indkey::int2[]) WITH ORDINALITY AS k (number, place)\n"
@@ -160,6 +160,7 @@ async def faults(
     escalated: str,
     reserved: str | None = None,
     read: Sequence[str] = (),
+    uniques: Iterable[tuple[str, ...]] = (),
 ) -> list[str]:
     """Return one sentence for each thing the table lacks, ending in the statement to run. See `Gate.check`."""
     await tx.execute("SET LOCAL quote_all_identifiers = off")
@@ -196,6 +197,7 @@ async def faults(
         uses = await _read(tx, USES, table, column=column["name"])
         told.append(f"{name}: {_from_enum(seen, column, wanted[column['name']]['type'], uses)};")
     used = {
+        **{column: f"open(unique={unique}) names" for unique in uniques for column in unique},
         **dict.fromkeys(read, "its gate's row= names"),
         **dict.fromkeys(order.columns, "its gate orders by"),
         **dict.fromkeys(key.columns, "is its gate's key"),
@@ -212,9 +214,24 @@ async def faults(
         plain = f" AND ({names.column(reserved)} IS NULL)"
         indexes = [{**index, "predicate": (index["predicate"] or "").replace(plain, "") or None} for index in indexes]
     told += [f"{name}: {what}: {statement};" for what, statement in _indexes(seen, key, order, phases, indexes)]
-    if not any(_makes_unique(index, key) for index in indexes):
+    if _conflict(indexes, key.columns, exactly=False) is None:
         told.append(f"{name}: {_uniqueness(seen, key, indexes)}")
+    for unique in uniques:
+        if set(unique) <= found.keys() and _conflict(indexes, unique, exactly=True) is None:
+            told.append(f"{name}: {_not_unique(seen, unique)}")
     return told
+
+
+async def conflict(tx: Transaction, table: str, columns: Sequence[str], *, exactly: bool) -> Conflict | None:
+    """Find what makes rows unique by some columns; None where nothing does.
+
+    Args:
+        tx: where to look.
+        table: the table.
+        columns: those columns.
+        exactly: whether it has to be these columns, if only among some rows; otherwise some of them do, among all.
+    """
+    return _conflict(await _read(tx, INDEXES, table), columns, exactly=exactly)
 
 
 def _absent(table: str, column: str, use: str, found: Collection[str]) -> str:
@@ -369,21 +386,32 @@ def _uniqueness(table: Table, key: Key, indexes: Sequence[dict[str, Any]]) -> st
     return f"({keys}) is not unique: ALTER TABLE {table.printed} ADD {what} ({keys});"
 
 
-def _makes_unique(index: dict[str, Any], key: Key) -> bool:
-    return (
-        index["is_unique"]
-        and index["valid"]
-        and index["predicate"] is None
-        and set(index["columns"][: index["keys"]]) <= set(key.columns)
-    )
+def _not_unique(table: Table, columns: Sequence[str]) -> str:
+    names, printed = ", ".join(columns), table.names.columns(columns)
+    if missing := [column for column in table.partitioned_by if column not in columns]:
+        by = ", ".join(column or "an expression" for column in missing)
+        return f"open(unique=…) names ({names}), which cannot be unique, as the table is partitioned by {by}"
+    made = _create(table, "_".join(columns), printed).replace("CREATE INDEX", "CREATE UNIQUE INDEX", 1)
+    return f"open(unique=…) names ({names}), which nothing makes unique: {made};"
 
 
-def _create(table: Table, of: str, columns: str, where: str) -> str:
+def _conflict(indexes: Sequence[dict[str, Any]], columns: Sequence[str], *, exactly: bool) -> Conflict | None:
+    """Choose among indexes. A deferrable one, checked when a transaction ends, finds no conflict."""
+    usable = [index for index in indexes if index["is_unique"] and index["valid"] and index["is_immediate"]]
+    found = [Conflict(tuple(index["columns"][: index["keys"]]), index["predicate"]) for index in usable]
+    same = [each for each in found if set(each.columns) == set(columns)]
+    fewer = [each for each in found if set(each.columns) < set(columns)]
+    candidates = [*(each for each in same if each.where is None), *(same if exactly else fewer)]
+    return next((each for each in candidates if exactly or each.where is None), None)
+
+
+def _create(table: Table, of: str, columns: str, where: str | None = None) -> str:
     taken, number, name = table.taken, 1, _plain_name(f"{table.name}_{of}")
     while name in taken:
         number += 1
         name = _plain_name(f"{table.name}_{of}", f"_{number}")
-    return f"CREATE INDEX {table.concurrently}{table.names.column(name)} ON {table.printed} ({columns}) WHERE {where}"
+    index = f"CREATE INDEX {table.concurrently}{table.names.column(name)} ON {table.printed} ({columns})"
+    return index if where is None else f"{index} WHERE {where}"
 
 
 def _plain_name(text: str, end: str = "") -> str:

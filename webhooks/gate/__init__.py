@@ -9,6 +9,7 @@ from datetime import datetime, timedelta
 from typing import Any, ClassVar, Generic, LiteralString, TypeAlias, cast, overload
 
 import structlog
+from psycopg.errors import InvalidColumnReference
 from pydantic import BaseModel, TypeAdapter
 
 from webhooks import taking
@@ -20,6 +21,7 @@ from webhooks.gate.sweep import sweep
 from webhooks.owned import Owned
 from webhooks.phase import (
     GATE_COLUMNS,
+    Conflict,
     Done,
     Key,
     Moved,
@@ -32,7 +34,7 @@ from webhooks.phase import (
 )
 from webhooks.pool import Pool
 from webhooks.settings import Settings
-from webhooks.shape import faults
+from webhooks.shape import conflict, faults
 from webhooks.statements import CLOSE_ATTEMPT, RECORD_DECISION, Barred, Statements, column_params, columns_known
 from webhooks.taking import Batch
 
@@ -56,6 +58,8 @@ class Gate(Generic[Row]):
         order_by: what `claim_next` orders by; by default what has been due for longest. Columns with their directions
             are quoted as names are; anything more (`lower(name)`) is taken as SQL, as it is written.
         escalated: the status of a row whose attempts ran out.
+        unique: other columns that identify a row, as `open(unique=…)` names them; `check` looks whether something
+            makes them unique.
 
     Names are written as the database has them, letter case included, and quoted: a table may be called `order`.
 
@@ -76,6 +80,7 @@ class Gate(Generic[Row]):
         order_by: LiteralString | None = None,
         escalated: LiteralString = "escalated",
         statuses: tuple[LiteralString, ...] = (),
+        unique: tuple[LiteralString, ...] = (),
     ) -> None: ...
     @overload
     def __init__(
@@ -87,6 +92,7 @@ class Gate(Generic[Row]):
         order_by: LiteralString | None = None,
         escalated: LiteralString = "escalated",
         statuses: tuple[LiteralString, ...] = (),
+        unique: tuple[LiteralString, ...] = (),
     ) -> None: ...
     def __init__(
         self,
@@ -97,6 +103,7 @@ class Gate(Generic[Row]):
         order_by: LiteralString | None = None,
         escalated: LiteralString = "escalated",
         statuses: tuple[LiteralString, ...] = (),
+        unique: tuple[LiteralString, ...] = (),
     ) -> None:
         self.table: LiteralString = checked_name(table)
         self.key = Key.of(key)
@@ -112,6 +119,8 @@ class Gate(Generic[Row]):
         self.order = Order.of(order_by or "not_before, " + ", ".join(self.key.columns))
         self.statements = Statements(self.table, self.key, read, self.order, self.escalated, self.reserved)
         self._owned: dict[tuple[str, timedelta, bool], Owned] = {}
+        self._uniques = dict.fromkeys([unique] if unique else [])
+        self._conflicts: dict[tuple[str, ...], Conflict] = {}
 
     def __repr__(self) -> str:
         return f"<Gate {self.table}>"
@@ -222,35 +231,89 @@ class Gate(Generic[Row]):
             One sentence a fault, each ending in the statement that mends it; empty when all is well.
         """
         phases = tuple(self.phases.values())
-        told = await faults(tx, self.table, self.key, self.order, phases, self.escalated, self.reserved, self._columns)
+        told = await faults(
+            tx,
+            self.table,
+            self.key,
+            self.order,
+            phases,
+            self.escalated,
+            self.reserved,
+            self._columns,
+            self._uniques,
+        )
         functions = [phase.function for phase in phases if phase.function is not None]
         ends = [write for function in functions for write in writes(function)]
         return told + await lacking(tx, self.table, ends)
 
     # ---- from outside, in somebody's transaction
 
-    async def open(self, tx: Transaction, /, *, to: str | None = None, **columns: object) -> bool:
+    async def open(
+        self,
+        tx: Transaction,
+        /,
+        *,
+        to: str | None = None,
+        unique: tuple[LiteralString, ...] | None = None,
+        **columns: object,
+    ) -> bool:
         """Insert a row in the ready status of the phase declared first, unless it is there already.
+
+        It is there already when another row has the same key, or the same values in the columns that `unique` names. A
+        key that the database makes itself (an identity) is never there already. Whatever else the table refuses is an
+        error, with the name of the constraint.
 
         Args:
             tx: the transaction of the event that opens it.
             to: another status to open it in.
-            columns: its columns, the key among them.
+            unique: the columns that identify the row instead of its key, those of a unique constraint or index.
+            columns: its columns, the key among them unless the database makes it.
 
         Returns:
             Whether the row is new.
+
+        Raises:
+            ConfigurationError: nothing makes the columns of `unique`, or of the key, unique.
+            psycopg.IntegrityError: a constraint refuses the row.
         """
         check_columns(self.table, columns)
         status = to or next(iter(self.phases.values())).ready
         self._check_target(status)
         entered = self.entered(status)
-        statement = self.statements.open(status, tuple(columns), entered)
-        with columns_known(self.table, "open()", columns):
-            row = await (await tx.execute(statement, column_params(columns))).fetchone()
+        there = await self._conflict(tx, unique, columns)
+        statement = self.statements.open(status, tuple(columns), entered, there)
+        try:
+            with columns_known(self.table, "open()", columns):
+                row = await (await tx.execute(statement, column_params(columns))).fetchone()
+        except InvalidColumnReference as error:
+            self._conflicts.clear()
+            gone = f"{self.table}: the index is gone by which open() finds a row, or it is another one now"
+            raise ConfigurationError(gone) from error
         if row is None:
             return False
         await self._moved(tx, self.key.value(row), entered)
         return True
+
+    async def _conflict(
+        self, tx: Transaction, unique: tuple[LiteralString, ...] | None, columns: Mapping[str, object]
+    ) -> Conflict | None:
+        """Return what means that a row is there already, looked up once; None where its key is not known yet.
+
+        Raises:
+            ConfigurationError: nothing makes such rows unique.
+        """
+        if unique is None and not columns.keys() >= set(self.key.columns):
+            return None
+        named = unique or self.key.columns
+        if unique:
+            self._uniques[unique] = None
+        if named not in self._conflicts:
+            found = await conflict(tx, self.table, named, exactly=unique is not None)
+            if found is None:
+                told = await self.check(tx)
+                raise ConfigurationError(" ".join([fault for fault in told if "unique" in fault] or told))
+            self._conflicts[named] = found
+        return self._conflicts[named]
 
     async def advance(self, tx: Transaction, key: object, from_: Statuses, to: str, /, **columns: object) -> Moved:
         """Move a row on, if it is in one of some statuses.

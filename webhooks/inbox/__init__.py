@@ -40,13 +40,17 @@ class Stored:
     wants: str | None = None
 
 
+DEDUP = ("source", "dedup_key", "position")
+"""What identifies a delivery: another one with the same is a copy."""
+
+
 class Inbox(Gate[Stored]):
     """What is wanted of a process with another handler is left to such a one; see `inbox.wants`."""
 
     reserved = "wants"
 
 
-inbox = Inbox("deliveries", key="id", row=Stored, escalated="dead")
+inbox = Inbox("deliveries", key="id", row=Stored, escalated="dead", unique=DEDUP)
 inbox.phase(
     "received",
     claimed="applying",

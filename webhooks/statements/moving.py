@@ -7,7 +7,7 @@ from functools import lru_cache
 from psycopg.sql import SQL, Composable, Identifier, Literal, Placeholder
 
 from webhooks.db import compose
-from webhooks.phase import Phase
+from webhooks.phase import Conflict, Phase
 from webhooks.statements.gated import Gated
 
 
@@ -15,18 +15,19 @@ class Moving(Gated):
     """Rows that are opened, moved on by an event, or given back their attempts by a person."""
 
     @lru_cache(maxsize=256)  # noqa: B019
-    def open(self, to: str, columns: tuple[str, ...], entered: Phase | None) -> bytes:
-        """Insert a row, or nothing where it is there already."""
+    def open(self, to: str, columns: tuple[str, ...], entered: Phase | None, there: Conflict | None = None) -> bytes:
+        """Insert a row, or nothing where it is there already; without `there` every conflict is an error."""
         names: list[Composable] = [SQL("status"), *map(Identifier, columns)]
         values: list[Composable] = [Literal(to), *(Placeholder("set_" + column) for column in columns)]
         if entered is not None:
             names.append(SQL("max_attempts"))
             values.append(Literal(entered.max_attempts))
         return compose(
-            "INSERT INTO {table} ({names})\nVALUES ({values})\nON CONFLICT DO NOTHING\nRETURNING {key}",
+            "INSERT INTO {table} ({names})\nVALUES ({values}){unless}\nRETURNING {key}",
             table=self.table,
             names=SQL(", ").join(names),
             values=SQL(", ").join(values),
+            unless=SQL("") if there is None else SQL("\nON CONFLICT {} DO NOTHING").format(_target(there)),
             key=self.key_list,
         )
 
@@ -62,3 +63,12 @@ class Moving(Gated):
 
     def status(self) -> bytes:
         return compose("SELECT status FROM {table} WHERE {is_key}", table=self.table, is_key=self.is_key)
+
+
+def _target(there: Conflict) -> Composable:
+    """Name the unique index that a conflict is found by."""
+    columns = SQL("({})").format(SQL(", ").join(map(Identifier, there.columns)))
+    if there.where is None:
+        return columns
+    # As PostgreSQL itself prints it.
+    return columns + SQL(" WHERE ") + SQL(there.where.replace("%", "%%"))  # pyright: ignore[reportArgumentType]

@@ -54,7 +54,7 @@ DECLARE = compose(
     "SELECT * FROM unnest(%(tables)s::text[], %(readies)s::text[], %(declarations)s::text[]) AS d (a, b, c)\n"
     "WHERE NOT EXISTS (SELECT FROM {flow_declarations} AS f\n"
     "    WHERE f.table_name = d.a AND f.ready = d.b AND f.declaration = d.c)\n"
-    "ON CONFLICT DO NOTHING"
+    "ON CONFLICT (table_name, ready, declaration) DO NOTHING"
 )
 IN_FORCE = compose(
     "SELECT DISTINCT ON (f.table_name, f.ready) f.table_name, f.ready, f.declaration, f.first_seen, p.app, p.id\n"
