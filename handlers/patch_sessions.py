@@ -77,7 +77,7 @@ async def answer(event: Event[CommentEvent], tx: Transaction) -> None:
         if moved.found is None:
             raise Ignore(f"no session for story {comment.story_id}")
         # The question may be on the story already while its phase is not yet done.
-        raise Park(sessions, comment.story_id, while_in=("received", "clarifying"))
+        raise Park(sessions, comment.story_id, while_in=("received", "clarifying"), missing="ignore")
     if await older_than_the_question(event, comment, tx):
         raise Ignore("older than the question")  # which takes the move back
 
@@ -141,7 +141,7 @@ async def pull_request_closed(event: Event[PullRequestEvent], tx: Transaction) -
     else:
         moved = await sessions.advance(tx, sc_id, "in_review", "closed")
     if not moved:  # GitHub was quicker than our own phase, or a person has to mend that phase first
-        raise Park(sessions, sc_id, while_in=UNDER_WAY)
+        raise Park(sessions, sc_id, while_in=UNDER_WAY, missing="ignore")
 
 
 UNDER_WAY = ("drafted", "opening", "escalated")

@@ -18,10 +18,10 @@ from psycopg.errors import CheckViolation, DeadlockDetected
 from psycopg.sql import SQL, Literal
 from pydantic import BaseModel
 
-from webhooks import Consumer, Escalate, Event, Gate, GitHub, Ignore, Park, Pool, Shortcut, Transaction, apply
+from webhooks import Consumer, Escalate, Event, Gate, GitHub, Ignore, Park, Pool, Shortcut, Transaction, apply, decision
 from webhooks.db import Ready
 from webhooks.delivery import Delivery
-from webhooks.errors import LostClaim, WebhooksError
+from webhooks.errors import ConfigurationError, LostClaim, WebhooksError
 from webhooks.inbox import inbox
 
 Handle = Callable[[Event, Transaction], Coroutine[Any, Any, None]]
@@ -547,7 +547,7 @@ async def test_a_row_that_nobody_waits_for_is_said_and_the_delivery_ignored(
 ) -> None:
     if status is not None:
         await at(pool, 7, status)
-    row = await of(pool, handling(answering()), arrival(stories(7)))
+    row = await of(pool, handling(answering(missing="ignore")), arrival(stories(7)))
     assert (row["status"], row["event"]) == ("ignored", "story.update")
     assert row["reason"] == f"patch_sessions:7 is {found}: nothing there waits for story.update"
 
@@ -561,7 +561,110 @@ async def test_a_delivery_whose_row_does_not_move_for_long_is_dead(pool: Pool) -
     await sql(pool, "UPDATE deliveries SET parked_since = now() - interval '10 minutes', not_before = now()")
     row = await applied(pool, consumer, row["id"])
     assert row["status"] == "dead"
-    assert row["last_error"] == "patch_sessions:7 did not leave clarifying, received within 0:10:00"
+    assert row["last_error"] == "parked too long: patch_sessions:7 did not leave clarifying, received within 0:10:00"
+
+
+@pytest.mark.invariant(10)
+async def test_a_delivery_whose_row_is_not_there_yet_waits_for_it(pool: Pool) -> None:
+    consumer = handling(answering())
+    row = await of(pool, consumer, arrival(stories(7)))
+    assert (row["status"], row["attempt_count"], row["due"]) == ("received", 0, False)
+    assert (row["parked_on"], row["reason"]) == (
+        "patch_sessions:7",
+        "waits for patch_sessions:7, which is not there yet",
+    )
+    async with pool.transaction() as tx:
+        assert await sessions.open(tx, sc_id=7, title="x", to="asked")
+    assert tx.moved == [Ready("deliveries", "applying", row["id"])]
+    row = await applied(pool, consumer, row["id"])
+    assert (row["status"], row["parked_on"], row["reason"]) == ("processed", None, None)
+    assert (await row_of(pool, 7))["answer"] == "green"
+
+
+async def test_a_delivery_whose_row_does_not_come_is_dead_and_names_it(pool: Pool) -> None:
+    consumer = handling(answering(for_=timedelta(minutes=10)))
+    row = await of(pool, consumer, arrival(stories(7)))
+    await sql(pool, "UPDATE deliveries SET parked_since = now() - interval '10 minutes', not_before = now()")
+    row = await applied(pool, consumer, row["id"])
+    assert (row["status"], row["last_error"]) == (
+        "dead",
+        "parked too long: patch_sessions:7 did not come within 0:10:00",
+    )
+    # Tried again by a person, it may wait as long again.
+    async with pool.transaction() as tx:
+        await decision.retry(tx, consumer, str(row["id"]), decided_by="ann", reason="it comes now")
+    row = await applied(pool, consumer, row["id"])
+    assert (row["status"], row["parked_on"]) == ("received", "patch_sessions:7")
+
+
+async def test_a_row_that_came_late_has_its_own_time_to_move(pool: Pool) -> None:
+    consumer = handling(answering())
+    row = await of(pool, consumer, arrival(stories(7)))
+    await at(pool, 7, "received")
+    await sql(pool, "UPDATE deliveries SET parked_since = now() - interval '2 hours', not_before = now()")
+    row = await applied(pool, consumer, row["id"])
+    assert (row["status"], row["reason"]) == ("received", "waits while patch_sessions:7 is clarifying, received")
+    [left] = await sql(pool, "SELECT now() - parked_since AS waited FROM deliveries")
+    assert left["waited"] < timedelta(minutes=1)
+
+
+@pytest.mark.invariant(10)
+async def test_a_row_that_comes_while_its_delivery_is_being_parked_is_seen(pool: Pool) -> None:
+    [id_] = await arrived(pool, arrival(stories(7)))
+    consumer = handling(answering())
+    async with await elsewhere(pool.url) as holder:
+        # Parking ends by closing its line in `attempts`: held there, it has looked for the row and not yet committed.
+        claim = await inbox.take(pool, "applying", id_)
+        assert claim is not None
+        await holder.execute("BEGIN")
+        await holder.execute("SELECT FROM attempts FOR UPDATE")
+
+        async def parking() -> None:
+            async with claim.held():
+                await apply.apply(consumer, claim)
+
+        parks = asyncio.create_task(parking())
+        await until_blocked(pool)
+        async with pool.transaction() as tx:
+            await sessions.open(tx, sc_id=7, title="x", to="asked")
+        assert tx.moved == [], "the delivery is not parked yet for whoever opens the row"
+        await holder.execute("ROLLBACK")
+        await parks
+    assert claim.moved == [Ready("deliveries", "applying", id_)]
+    assert (await applied(pool, consumer, id_))["status"] == "processed"
+
+
+@pytest.mark.parametrize("with_row", [True, False])
+async def test_a_person_has_a_parked_delivery_applied_now_or_dropped(pool: Pool, with_row: bool) -> None:
+    if with_row:
+        await at(pool, 7, "received")
+    consumer = handling(answering())
+    row = await of(pool, consumer, arrival(stories(7)))
+    name = str(row["id"])
+    async with pool.transaction() as tx:
+        said = {"decided_by": "ann", "reason": "now"}
+        assert await decision.retry(tx, consumer, name, **said) == "received"
+        assert tx.moved == [Ready("deliveries", "applying", row["id"])]
+    again = await applied(pool, consumer, row["id"])
+    assert (again["status"], again["parked_since"]) == ("received", row["parked_since"])
+    for to in ("received", "dead", "nonsense"):
+        with pytest.raises((decision.NotEscalated, ConfigurationError)):
+            async with pool.transaction() as tx:
+                await decision.resolve(tx, consumer, name, to=to, decided_by="ann", reason="no")
+    async with pool.transaction() as tx:
+        await decision.resolve(tx, consumer, name, to="ignored", decided_by="ann", reason="it never comes")
+    [ended] = await sql(pool, "SELECT status, reason, parked_on, parked_since FROM deliveries")
+    assert list(ended.values()) == ["ignored", "ann: it never comes", None, None]
+    decided = await sql(pool, "SELECT decision, decided_by, reason FROM decisions ORDER BY id")
+    assert [tuple(one.values()) for one in decided] == [
+        ("retry", "ann", "now"),
+        ("resolve as ignored", "ann", "it never comes"),
+    ]
+    async with pool.transaction() as tx:
+        with pytest.raises(decision.NotEscalated, match="is not dead but ignored"):
+            await decision.retry(tx, consumer, name, **said)
+        with pytest.raises(decision.NotEscalated, match="is not dead but ignored"):
+            await decision.resolve(tx, consumer, name, to="ignored", **said)
 
 
 async def test_a_row_that_moves_between_the_look_and_the_park_is_applied_again_and_not_lost(pool: Pool) -> None:

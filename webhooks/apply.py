@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Collection
+from contextlib import suppress
 from dataclasses import dataclass
 from datetime import timedelta
 from functools import cached_property
@@ -14,7 +15,7 @@ from psycopg.errors import DeadlockDetected, SerializationFailure
 from psycopg.sql import SQL
 from pydantic import ValidationError
 
-from webhooks.claim import Claim, ClaimTransaction
+from webhooks.claim import Claim, ClaimTransaction, wake_parked
 from webhooks.consumer import Consumer
 from webhooks.db import clean, database_time
 from webhooks.delivery import Event, Headers, RawEvent
@@ -299,10 +300,11 @@ async def _run(tx: ClaimTransaction, handler: Handler, stored: Stored, event: Ra
 async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None:
     """Put the delivery aside, unless its row has left the statuses that it would wait through.
 
-    The row is read last and locked against moving, so that whoever moves it next sees the parked delivery.
+    The row is read last and locked against moving, so that whoever moves it next sees the parked delivery. A row that
+    is not there cannot be locked: whether it came meanwhile is looked at once more afterwards.
 
     Returns:
-        None when it is parked; else the status found, `missing` for no row.
+        None when it is parked; else the status found, `missing` for no row where it is not waited for.
 
     Raises:
         Escalate: it has waited long enough.
@@ -312,12 +314,19 @@ async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None
     read = READ_SHARED.format(table=statements.table, is_key=statements.is_key)
     async with claim.transaction() as tx:
         row = await (await tx.execute(read, park.gate.key.params(park.key))).fetchone()
-        if row is None or row["status"] not in park.while_in:
-            return "missing" if row is None else str(row["status"])
+        if row is None and park.missing == "ignore":
+            return "missing"
+        if row is not None and row["status"] not in park.while_in:
+            return str(row["status"])
         now = await database_time(tx)
-        since = claim.row.parked_since or now
+        missing = f"waits for {label}, which is not there yet"
+        reason = missing if row is None else f"waits while {label} is {waiting_in}"
+        # Once the row has come, it has its own time to move.
+        came = row is not None and claim.row.reason == missing
+        since = now if came or claim.row.parked_since is None else claim.row.parked_since
         if now - since >= park.for_:
-            raise Escalate(f"{label} did not leave {waiting_in} within {park.for_}")
+            late = "come" if row is None else f"leave {waiting_in}"
+            raise Escalate(f"parked too long: {label} did not {late} within {park.for_}")
         tx.release(
             Release(
                 "snoozed",
@@ -329,10 +338,15 @@ async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None
                     "event": clean(event.name),
                     "parked_on": label,
                     "parked_since": since,
-                    "reason": f"waits while {label} is {waiting_in}",
+                    "reason": reason,
                 },
             )
         )
+    if row is None:
+        with suppress(psycopg.Error):  # it is due in a moment all the same
+            async with claim.afterwards() as tx:
+                if await (await tx.execute(park.gate.statements.status(), park.gate.key.params(park.key))).fetchone():
+                    await wake_parked(tx, label)
     return None
 
 

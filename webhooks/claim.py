@@ -200,6 +200,13 @@ class Claim(Generic[Row]):
         self.moved += tx.moved
         self.outcome = _outcome(ending)
 
+    @asynccontextmanager
+    async def afterwards(self) -> AsyncGenerator[Transaction]:
+        """Open a transaction of its own after the claim has ended; what it moves is claimed next, too."""
+        async with self._pool.transaction() as tx:
+            yield tx
+        self.moved += tx.moved
+
     def _not_inside(self, what: str) -> None:
         if asyncio.current_task() in self._inside:
             raise RuntimeError(f"{what} inside claim.transaction() would wait for itself: call it before or after")

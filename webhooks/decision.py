@@ -1,7 +1,7 @@
-"""What a person decides about an escalated row: another set of attempts, or an end by hand.
+"""What a person decides about an escalated row, or a parked delivery: another set of attempts, or an end by hand.
 
-A decision is taken in one transaction, changes a row only while it is escalated, and is written down with who took it
-and why.
+A decision is taken in one transaction, changes a row only while it is escalated or parked, and is written down with who
+took it and why.
 """
 
 from __future__ import annotations
@@ -19,6 +19,7 @@ from webhooks.db import Transaction, clean, compose
 from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
+from webhooks.inbox.parked import apply_parked, end_parked, wait_anew
 from webhooks.rows import named
 from webhooks.statements import RECORD_DECISION
 
@@ -56,7 +57,8 @@ async def retry(
     reason: str,
     effects: Mapping[str, Told] | None = None,
 ) -> str:
-    """Give an escalated row a new set of attempts; its visit stays, so that recorded effects are not called again.
+    """Give an escalated row a new set of attempts; its visit stays, so that recorded effects are not called again. A
+    parked delivery is applied now.
 
     Args:
         tx: the row's new place is in its `moved`.
@@ -70,13 +72,18 @@ async def retry(
         The status that the row waits in now.
 
     Raises:
-        NotEscalated: it is not escalated, or no phase to go back to is known.
+        NotEscalated: it is neither escalated nor parked, or no phase to go back to is known.
         ConfigurationError: it is not a name, or an effect is not one that a person can tell of.
     """
     found = await named(tx, consumer, name)
     gate, label = found.gate, found.label
-    if found.row is None or not await gate.retry(tx, found.key, decided_by=clean(decided_by), reason=clean(reason)):
+    if found.row is None or not (
+        await gate.retry(tx, found.key, decided_by=clean(decided_by), reason=clean(reason))
+        or (gate is inbox and await _apply_parked(tx, found.key, decided_by=clean(decided_by), reason=clean(reason)))
+    ):
         _refuse(gate, label, found.row)
+    if gate is inbox and found.row["status"] == gate.escalated:
+        await wait_anew(tx, found.key)
     # Read again, now that nobody else can move it.
     row = (await named(tx, consumer, label)).row
     phase = gate.entered(row["status"]) if row is not None else None
@@ -102,7 +109,8 @@ async def retry_each(
 
 
 async def resolve(tx: Transaction, consumer: Consumer, name: str, *, to: str, decided_by: str, reason: str) -> None:
-    """Close an escalated row by hand: move it on, to whatever status.
+    """Close an escalated row by hand: move it on, to whatever status. A parked delivery ends as `ignored` or
+    `processed`.
 
     Args:
         tx: where; a phase that waits in that status is in its `moved`.
@@ -113,7 +121,7 @@ async def resolve(tx: Transaction, consumer: Consumer, name: str, *, to: str, de
         reason: why.
 
     Raises:
-        NotEscalated: it is not escalated.
+        NotEscalated: it is not escalated, nor parked.
         ConfigurationError: it is not a name, or the table knows no such status, or a claim alone moves a row there.
     """
     found = await named(tx, consumer, name)
@@ -127,7 +135,7 @@ async def resolve(tx: Transaction, consumer: Consumer, name: str, *, to: str, de
         moved = found.row is not None and await gate.advance(tx, found.key, gate.escalated, to, **told)
     except CheckViolation:
         raise ConfigurationError(f"{gate.table} knows no status {to!r}") from None
-    if not moved:
+    if not moved and not (gate is inbox and await end_parked(tx, found.key, to, told["reason"])):
         _refuse(gate, label, found.row)
     await _record(tx, gate, found.key, f"resolve as {to}", decided_by=clean(decided_by), reason=clean(reason))
 
@@ -182,6 +190,13 @@ async def _tell(
         raise ConfigurationError(f"effect {name!r} is not one whose answer is missing ({idempotency_key}): {state}")
     said = "not done" if told.result is None else f"done, {told.result}"
     await _record(tx, gate, key, f"effect {name}: {said}", decided_by=decided_by, reason=reason)
+
+
+async def _apply_parked(tx: Transaction, key: object, *, decided_by: str, reason: str) -> bool:
+    parked = await apply_parked(tx, key)
+    if parked:
+        await _record(tx, inbox, key, "retry", decided_by=decided_by, reason=reason)
+    return parked
 
 
 async def _record(

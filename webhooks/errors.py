@@ -23,7 +23,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from datetime import timedelta
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Literal
 
 from webhooks.text import as_text
 
@@ -129,13 +129,15 @@ class Ignore(Exception):
 
 
 class Park(Exception):
-    """Ends an event handler: put the delivery aside until its row moves on. Its writes are rolled back.
+    """Ends an event handler: put the delivery aside until its row moves on, or is there. Its writes are rolled back.
 
     Args:
         gate: the gate whose row the delivery waits for.
         key: the row's key.
         while_in: the statuses in which waiting makes sense; in any other the delivery is ignored.
-        for_: how long to wait at most; then the delivery is `dead`, because its row did not move.
+        for_: how long to wait at most; then the delivery is `dead`: parked too long.
+        missing: what becomes of it while there is no such row: it waits for one (the event that opens the row may come
+            later), or is ignored.
     """
 
     def __init__(
@@ -145,9 +147,11 @@ class Park(Exception):
         *,
         while_in: Collection[str],
         for_: timedelta = timedelta(hours=1),
+        missing: Literal["wait", "ignore"] = "wait",
     ) -> None:
         super().__init__(f"parked on {gate.table}:{key} while it is in {', '.join(sorted(while_in))}")
         self.gate = gate
         self.key = key
         self.while_in = frozenset(while_in)
         self.for_ = for_
+        self.missing = missing

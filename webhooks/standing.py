@@ -129,7 +129,11 @@ def _ready(label: str, row: Mapping[str, Any], now: datetime, phase: Phase, *, w
         when = f"it is not due until {_at(due)}, {_span(due - now)} from now"
         if row.get("parked_on"):
             told = f"{when}: it is parked on {row['parked_on']} since {_at(row['parked_since'])}"
-            return Standing("parked", told, f"it is due as soon as that row moves: webhooks why {row['parked_on']}")
+            do = (
+                f"it is due as soon as that row moves: webhooks why {row['parked_on']}; now: webhooks retry {label} "
+                f"--reason …; never: webhooks resolve {label} --to ignored --reason …"
+            )
+            return Standing("parked", told, do)
         why = f" ({row['last_error']})" if row["last_error"] else ""
         return Standing(
             "not due", f"{when}, after {count} of {most} attempts{why}", "wait: it is claimed when it is due"

@@ -78,7 +78,7 @@ def retry(
     filters: tuple[str, ...],
     yes: bool,
 ) -> None:
-    """Give an escalated row, or a dead delivery, a new set of attempts.
+    """Give an escalated row, or a dead delivery, a new set of attempts; apply a parked delivery now.
 
     What it has done already stays done. A call whose answer nobody knows is repeated only if you say what became of
     it: --effect NAME=not-done lets the next attempt call again, --effect NAME=done:JSON gives it the result.
@@ -104,7 +104,7 @@ def retry(
 @click.option("--reason", required=True, help="Why; it is written down.")
 @_by_option
 def resolve(row: str, app: str, to: str, reason: str, by: str) -> None:
-    """Close an escalated row by hand."""
+    """Close an escalated row by hand, or a parked delivery as ignored."""
     consumer = load_consumer(app)
 
     async def question(tx: Transaction) -> None:

@@ -96,7 +96,7 @@ class Decisions:
             Operation(
                 path="/api/retry",
                 endpoint=self.retry,
-                summary="Give an escalated row a new set of attempts",
+                summary="Give an escalated row a new set of attempts, or apply a parked delivery now",
                 method="POST",
                 body=Retry,
                 answers={200: answers.Decided},
@@ -104,7 +104,7 @@ class Decisions:
             Operation(
                 path="/api/resolve",
                 endpoint=self.resolve,
-                summary="Close an escalated row by hand",
+                summary="Close an escalated row by hand, or a parked delivery as ignored",
                 method="POST",
                 body=Resolve,
                 answers={200: answers.Decided},

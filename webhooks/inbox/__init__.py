@@ -37,6 +37,7 @@ class Stored:
     origin: str
     received_at: datetime
     parked_since: datetime | None
+    reason: str | None = None
     wants: str | None = None
 
 
