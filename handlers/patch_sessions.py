@@ -32,7 +32,7 @@ from handlers.settings import needed, settings
 from handlers.sources import github, shortcut
 from webhooks import Claim, Done, Event, Gate, Ignore, Park, Transaction
 
-sessions = Gate("patch_sessions", key="sc_id", row=PatchSession)
+sessions = Gate("patch_sessions", key="sc_id", row=PatchSession, statuses=("closed",))
 
 
 @shortcut.on("story.create", model=StoryEvent)

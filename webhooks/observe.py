@@ -56,6 +56,9 @@ BACKLOG = Gauge("webhooks_backlog", "Rows waiting, by phase.", ("table", "phase"
 PARKED = Gauge(
     "webhooks_parked", "Deliveries that wait for their row to move on.", ("table", "phase"), registry=REGISTRY
 )
+WANTING = Gauge(
+    "webhooks_wanting", "Deliveries left for a process that handles them.", ("table", "phase"), registry=REGISTRY
+)
 OLDEST_SECONDS = Gauge(
     "webhooks_oldest_seconds",
     "How long the row that has been due for longest waits; 0 when none is due.",

@@ -21,6 +21,7 @@ Reason = Literal[
     "claimed by hand",
     "exhausted",
     "parked",
+    "wanting",
     "not due",
     "wrong status",
 ]
@@ -125,6 +126,9 @@ def _ready(label: str, row: Mapping[str, Any], now: datetime, phase: Phase, *, w
         told = f"it is exhausted: {count} of {most} attempts are used up"
         do = f"the next sweep escalates it (webhooks work); then: webhooks retry {label} --reason …"
         return Standing("exhausted", told, do)
+    if row.get("wants"):
+        told = f"no process that claimed it handles {row['wants']}: it waits for one that does"
+        return Standing("wanting", told, "start such a process; webhooks status lists those that run")
     if due > now:
         when = f"it is not due until {_at(due)}, {_span(due - now)} from now"
         if row.get("parked_on"):

@@ -6,17 +6,18 @@ import json
 from collections.abc import AsyncIterator, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager
 from datetime import timedelta
-from typing import Any
+from typing import Any, LiteralString
 
 import pytest
 from consumers import arrival, arrived, from_github, from_shortcut, quick, stack, stories
 from gates import outcomes_of, sql, until
 
-from webhooks import Consumer, Event, GitHub, Pool, Shortcut, Transaction
+from webhooks import Claim, Consumer, Done, Event, Gate, GitHub, Pool, Shortcut, Transaction
 from webhooks.apply import apply
 from webhooks.inbox import inbox
-from webhooks.status import applicable
-from webhooks.worker import Worker
+from webhooks.status import applicable, as_json, processes, unknown
+from webhooks.status import status as counts
+from webhooks.worker import Worker, fleet
 from webhooks.worker.fleet import Fleet
 
 APPLIED = "CREATE TABLE applied (delivery bigint, event text, by text)"
@@ -120,13 +121,13 @@ async def test_the_sweep_ends_what_no_living_process_names_any_more_however_much
     [gone] = await arrived(pool, arrival(b"{}", source="github", event="release"))
     mine = Fleet(pool, handling("github/push"))
     await mine.join()
-    async with process(database_url, handling("shortcut/story.update")) as (other, fleet):
+    async with process(database_url, handling("shortcut/story.update")) as (other, theirs):
         await sql(pool, "UPDATE deliveries SET wants = 'shortcut/' WHERE id = ANY(%(ids)s)", ids=ids[:75])
         await sql(pool, "UPDATE deliveries SET wants = 'shortcut/story.update' WHERE id = ANY(%(ids)s)", ids=ids[75:])
         await sql(pool, "UPDATE deliveries SET wants = 'github/release' WHERE id = %(id)s", id=gone)
         await mine.end_unhandled()
         assert (await delivery(pool, gone))["reason"] == "no handler for release"
-        await fleet.leave()  # in order: the next one may be on its way
+        await theirs.leave()  # in order: the next one may be on its way
         await mine.end_unhandled()
         assert await sql(pool, "SELECT count(*) FROM deliveries WHERE status = 'received'") == [{"count": 150}]
         await silent(pool, 31, other)
@@ -275,12 +276,12 @@ async def test_what_is_left_by_one_worker_is_applied_by_the_other_once_and_claim
     async with AsyncExitStack() as stack:
         pools = [await stack.enter_async_context(Pool.open(database_url, settings=quick())) for _ in consumers]
         fleets = [Fleet(one, consumer) for one, consumer in zip(pools, consumers, strict=True)]
-        for fleet in fleets:
-            await fleet.join()
+        for one in fleets:
+            await one.join()
         ids = await arrived(pool, *(arrival(stories(key)) for key in range(40)))
         ids += await arrived(pool, *(arrival(b"{}", source="github") for _ in range(20)))
-        for one, consumer in zip(pools, consumers, strict=True):
-            worker = Worker(one, consumer)
+        for own, consumer in zip(pools, consumers, strict=True):
+            worker = Worker(own, consumer)
             worker.start()
             stack.push_async_callback(worker.stop)
         await until(lambda: ended(pool, ids, "processed"))
@@ -310,3 +311,145 @@ async def registered(pool: Pool, count: int) -> bool:
 
 async def counted(pool: Pool, count: int) -> bool:
     return await sql(pool, "SELECT count(*) FROM applied") == [{"count": count}]
+
+
+# Two flows that disagree about what becomes of a row
+
+
+def flowing(claimed: LiteralString, done: LiteralString = "drafted", *, ready: LiteralString = "clarified") -> Consumer:
+    """One phase; its function does nothing."""
+    sessions = Gate("patch_sessions", key="sc_id")
+
+    @sessions.phase(ready, claimed=claimed, done=done, max_attempts=5)
+    async def work(session: dict[str, Any], claim: Claim) -> Done:
+        return claim.done()
+
+    return Consumer(gates=[sessions], sources=[])
+
+
+BEFORE = ("patch_sessions", "drafting")
+
+
+async def test_of_two_flows_the_one_first_seen_later_is_in_force_whoever_starts_last(database_url: str) -> None:
+    async with process(database_url, flowing("drafting")) as (old_pool, old):
+        assert not old.outranked
+        async with process(database_url, flowing("reviewing")) as (_, new):
+            await old.join()
+            assert not new.outranked
+            [reason] = [old.outranked[BEFORE]]
+            assert "other:consumer" in reason
+            assert "clarified → reviewing: drafted, first seen later" in reason
+            assert old_pool.health.degraded == {"patch_sessions.drafting.flow": reason}
+            # One of the old version that crashed starts again: it is not newer for that.
+            async with process(database_url, flowing("drafting")) as (_, again):
+                await new.join()
+                assert set(again.outranked) == {BEFORE}
+                assert not new.outranked
+            await new.leave()
+            await old.join()
+            assert not old.outranked
+            assert not old_pool.health.degraded
+
+
+async def test_a_flow_is_in_force_for_as_long_as_a_process_that_works_by_it_lives(
+    pool: Pool, database_url: str
+) -> None:
+    async with process(database_url, flowing("drafting")) as (_, old):
+        async with process(database_url, flowing("reviewing"), works=False):
+            await old.join()
+            assert not old.outranked  # a receiver alone claims nothing
+        async with process(database_url, flowing("reviewing")) as (other, _):
+            await old.join()
+            assert set(old.outranked) == {BEFORE}
+            await silent(pool, 31, other)
+            await old.join()
+            assert not old.outranked
+
+
+@pytest.mark.parametrize(
+    ("other", "disagrees"),
+    [
+        (flowing("drafting", "opened"), True),
+        (flowing("drafting", "drafted"), False),
+        (flowing("opening", "opened", ready="drafted"), False),
+    ],
+    ids=["another done status", "the same", "another ready status"],
+)
+async def test_flows_disagree_where_a_row_would_go_elsewhere(
+    database_url: str, other: Consumer, disagrees: bool
+) -> None:
+    async with process(database_url, flowing("drafting")) as (_, old), process(database_url, other):
+        await old.join()
+        assert bool(old.outranked) is disagrees
+
+
+async def test_a_worker_whose_flow_is_outranked_claims_nothing_there_and_goes_on_once_it_is_not(
+    pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    assert fleet.HEARTBEAT_S < 5
+    monkeypatch.setattr(fleet, "HEARTBEAT_S", 0.1)
+    old, gate = flowing("drafting"), Gate("patch_sessions", key="sc_id")
+    async with stack(database_url, old) as running:
+        await until(lambda: registered(pool, 1))
+        async with process(database_url, flowing("reviewing")) as (_, new):
+            await until(lambda: running.pool.health.degraded)
+            async with pool.transaction() as tx:
+                for key in range(5):
+                    await gate.open(tx, to="clarified", sc_id=key, title="a story")
+            assert running.worker is not None
+            worker = running.worker
+            worker.look()
+            lane = worker._lanes[BEFORE]
+            looked_at = lane.seen_at
+            await until(lambda: lane.seen_at > looked_at + 0.2)
+            assert worker.alive
+            assert await sql(pool, "SELECT 1 FROM attempts") == []
+            await new.leave()
+        await until(lambda: all_in(pool, "drafted", 5))
+    assert await sql(pool, "SELECT 1 FROM attempts WHERE phase <> 'drafting'") == []
+
+
+async def all_in(pool: Pool, status: str, count: int) -> bool:
+    rows = await sql(pool, "SELECT 1 FROM patch_sessions WHERE status = %(status)s", status=status)
+    return len(rows) == count
+
+
+# What a person is told
+
+
+async def test_rows_in_a_status_that_no_phase_knows_are_counted_at_the_start_and_shown(
+    pool: Pool, database_url: str
+) -> None:
+    await sql(pool, "ALTER TABLE patch_sessions DROP CONSTRAINT patch_sessions_status")
+    rows = "INSERT INTO patch_sessions (sc_id, title, status) SELECT n, '', %(status)s FROM unnest(%(keys)s) AS n"
+    for status, first, last in (("reviewing", 1, 3), ("drafted", 4, 5), ("closed", 6, 6), ("escalated", 7, 7)):
+        await sql(pool, rows, status=status, keys=list(range(first, last + 1)))
+    gate = Gate("patch_sessions", key="sc_id", statuses=("closed",))
+    gate.phase("clarified", claimed="drafting", done="drafted")
+    async with stack(database_url, Consumer(gates=[gate], sources=[])) as running:
+        await until(lambda: running.pool.health.degraded)
+        [reason] = [running.pool.health.degraded["patch_sessions.status"]]
+        assert reason.startswith("rows in a status that no phase knows: 3 in reviewing; ")
+    # Another version that runs knows it.
+    async with process(database_url, flowing("reviewing")), pool.transaction() as tx:
+        assert await unknown(tx, gate) == {}
+
+
+async def test_status_lists_the_processes_that_live_and_what_is_at_fault_in_each(pool: Pool, database_url: str) -> None:
+    async with process(database_url, handling("github/push")) as (other, its):
+        other.health.report("orders.packing", "its table is gone")
+        async with process(database_url, handling("github/push"), works=False) as (third, gone):
+            await its.join()
+            await gone.leave()
+            await arrived(pool, arrival(b"{}", source="github"))
+            await sql(pool, "UPDATE deliveries SET wants = 'github/release'")
+            async with pool.transaction() as tx:
+                found = as_json(await counts(tx, handling("github/push")), await processes(tx))
+    assert third.process not in str(found)
+    [one] = found["processes"]
+    assert (one["id"], one["app"], one["degraded"]) == (
+        other.process,
+        "other:consumer",
+        {"orders.packing": "its table is gone"},
+    )
+    assert (found["phases"][0]["backlog"], found["phases"][0]["wanting"]) == (0, 1)

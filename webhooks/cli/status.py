@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+from typing import Any
 
 import click
 from rich.table import Table
@@ -14,7 +15,7 @@ from webhooks.loading import load_consumer
 from webhooks.migrate import require_current
 from webhooks.serve.database import connected
 from webhooks.settings import Settings
-from webhooks.status import PhaseStatus, as_json
+from webhooks.status import PhaseStatus, as_json, processes
 from webhooks.status import status as count
 
 
@@ -23,9 +24,9 @@ from webhooks.status import status as count
 @click.option("--json", "as_text", is_flag=True, help="As JSON, for programs.")
 def status(app: str, as_text: bool) -> None:
     """Show what waits, runs, and needs a person."""
-    lines = run(_counted(Settings.load(), load_consumer(app)))
+    lines, living = run(_counted(Settings.load(), load_consumer(app)))
     if as_text:
-        click.echo(json.dumps({"phases": as_json(lines)}, indent=2))
+        click.echo(json.dumps(as_json(lines, living), indent=2))
         return
     table = Table("table", "phase", "waits in", box=None, pad_edge=False, header_style="bold")
     for heading in ("backlog", "oldest", "in progress", "escalated"):
@@ -44,13 +45,30 @@ def status(app: str, as_text: bool) -> None:
     parked = sum(line.parked for line in lines)
     if parked:
         click.echo(f"\nparked deliveries: {parked} (webhooks deliveries --status parked)")
+    wanting = sum(line.wanting for line in lines)
+    if wanting:
+        click.echo(f"\ndeliveries that wait for a process which handles them: {wanting}")
+    if living:
+        _show(living)
 
 
-async def _counted(settings: Settings, consumer: Consumer) -> list[PhaseStatus]:
+def _show(living: list[dict[str, Any]]) -> None:
+    click.echo()
+    table = Table("process", "app", "runs for", "at fault", box=None, pad_edge=False, header_style="bold")
+    for one in living:
+        since = (one["seen_at"] - one["started_at"]).total_seconds()
+        table.add_row(one["id"], one["app"], age(since), ", ".join(sorted(one["degraded"])))
+    console().print(table)
+    for one in living:
+        for name, reason in sorted(one["degraded"].items()):
+            click.echo(f"\n{name} ({one['id']}): {reason}")
+
+
+async def _counted(settings: Settings, consumer: Consumer) -> tuple[list[PhaseStatus], list[dict[str, Any]]]:
     async with connected(settings) as connection:
         await require_current(connection, schema=settings.schema_name)
         async with transaction(connection) as tx:
-            return await count(tx, consumer)
+            return await count(tx, consumer), await processes(tx)
 
 
 def age(seconds: float) -> str:

@@ -33,15 +33,27 @@ class Phase(Answer):
     ready: str | None
     backlog: int
     parked: int
+    wanting: int
     oldest_s: float | None
     in_progress: int
     escalated: int
 
 
+class Process(Answer):
+    """A process that lives, and what is at fault in it, by name."""
+
+    id: str
+    app: str
+    started_at: datetime
+    seen_at: datetime
+    degraded: dict[str, str]
+
+
 class Status(Answer):
-    """Every phase, the inbox first."""
+    """Every phase, the inbox first, and every process."""
 
     phases: list[Phase]
+    processes: list[Process]
 
 
 class DeliveryLine(Answer):

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from collections.abc import Collection
 from importlib.metadata import version
+from typing import Any
 
 import psycopg
 from prometheus_client.exposition import choose_encoder
@@ -28,7 +29,7 @@ from webhooks.control.rejections import Rejections
 from webhooks.control.replays import Replays
 from webhooks.db import Transaction
 from webhooks.errors import Unavailable, UnknownName
-from webhooks.status import PhaseStatus, as_json, status
+from webhooks.status import PhaseStatus, as_json, processes, status
 
 
 class Control:
@@ -93,7 +94,7 @@ class Control:
             Operation(
                 path="/api/status",
                 endpoint=self.status,
-                summary="Count what waits, runs and needs a person, per phase",
+                summary="Count what waits, runs and needs a person, per phase, and list the processes that live",
                 answers={200: answers.Status},
             ),
             *Inbox(self._process, self._consumer).operations(),
@@ -123,7 +124,10 @@ class Control:
         return Response(encode(observe.REGISTRY), headers={"content-type": content_type})
 
     async def status(self, request: Request) -> Response:
-        return JSONResponse({"phases": as_json(await self._status())})
+        async def question(tx: Transaction) -> dict[str, Any]:
+            return as_json(await status(tx, self._consumer), await processes(tx))
+
+        return JSONResponse(await self._process.asker.ask(question))
 
     async def _status(self) -> list[PhaseStatus]:
         async def question(tx: Transaction) -> list[PhaseStatus]:

@@ -7,7 +7,14 @@ from collections.abc import Iterable
 from webhooks import observe
 from webhooks.status import PhaseStatus
 
-GAUGES = (observe.BACKLOG, observe.PARKED, observe.OLDEST_SECONDS, observe.IN_PROGRESS, observe.ESCALATED)
+GAUGES = (
+    observe.BACKLOG,
+    observe.PARKED,
+    observe.WANTING,
+    observe.OLDEST_SECONDS,
+    observe.IN_PROGRESS,
+    observe.ESCALATED,
+)
 
 
 def show(lines: Iterable[PhaseStatus] | None) -> None:
@@ -21,5 +28,6 @@ def show(lines: Iterable[PhaseStatus] | None) -> None:
         if line.phase is not None:
             observe.BACKLOG.labels(*labels).set(line.backlog)
             observe.PARKED.labels(*labels).set(line.parked)
+            observe.WANTING.labels(*labels).set(line.wanting)
             observe.OLDEST_SECONDS.labels(*labels).set(line.oldest_s or 0)
             observe.IN_PROGRESS.labels(*labels).set(line.in_progress)

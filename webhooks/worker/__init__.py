@@ -21,6 +21,7 @@ from webhooks.lane import Lane, Turn
 from webhooks.notify import check_settings, notifications, notify
 from webhooks.phase import Done, Phase, name_of
 from webhooks.pool import Pool
+from webhooks.status import unknown
 from webhooks.text import message_of
 from webhooks.worker.fleet import Fleet
 
@@ -28,6 +29,8 @@ log = structlog.get_logger(__name__)
 
 SETTLE_S = 5.0
 DEAD_AFTER_S = 30.0
+UNKNOWN_EVERY_S = 3600.0
+REMEDY = "move them to one of its statuses, or name those that are final in Gate(..., statuses=(...))"
 
 
 class Worker:
@@ -128,6 +131,7 @@ class Worker:
             asyncio.create_task(self._sweep(), name="sweep"),
             asyncio.create_task(self._hear(), name="hear"),
         ]
+        self._tasks.append(asyncio.create_task(self._tell_of_unknown(), name="unknown statuses"))
         if self._registers:
             self._tasks.append(asyncio.create_task(self._fleet.run(), name="fleet"))
 
@@ -157,6 +161,24 @@ class Worker:
             self.bell.heard.clear()
             self._fleet.look()
             self.look()
+
+    async def _tell_of_unknown(self) -> None:
+        """Count now and every hour the rows that are in a status which no phase knows."""
+        while True:
+            for gate in self._consumer.gates.values():
+                try:
+                    async with self._pool.transaction() as tx:
+                        found = await unknown(tx, gate)
+                except Exception as error:
+                    log.warning("cannot count unknown statuses", table=gate.table, error=message_of(error))
+                    continue
+                reason = None
+                if found:
+                    rows = ", ".join(f"{count} in {status}" for status, count in found.items())
+                    reason = f"rows in a status that no phase knows: {rows}; nothing moves them on: {REMEDY}"
+                    log.warning("rows in a status that no phase knows", table=gate.table, rows=rows, remedy=REMEDY)
+                self._pool.health.report(f"{gate.table}.status", reason)
+            await asyncio.sleep(UNKNOWN_EVERY_S)
 
     async def _sweep(self) -> None:
         """Free what dead workers left, every quarter of the shortest lease."""

@@ -204,12 +204,12 @@ class Fleet:
     def _tell(self, outranked: Mapping[tuple[str, str], str]) -> None:
         for (table, phase), reason in outranked.items():
             if (table, phase) not in self.outranked:
-                self._pool.health.report(f"{table}.{phase} flow", reason)
+                self._pool.health.report(f"{table}.{phase}.flow", reason)
                 log.warning(
                     "a newer flow is in force: nothing is claimed here", table=table, phase=phase, reason=reason
                 )
         for table, phase in self.outranked.keys() - outranked.keys():
-            self._pool.health.report(f"{table}.{phase} flow", None)
+            self._pool.health.report(f"{table}.{phase}.flow", None)
             log.warning("no newer flow is in force any more: claiming again", table=table, phase=phase)
 
 
