@@ -13,7 +13,7 @@ import webhooks
 ROOT = Path(__file__).parent.parent
 # From the bottom up. A module imports only from layers below its own, or from its own folder.
 LAYERS = (
-    ("text",),
+    ("nesting", "text"),
     ("errors", "delivery", "marks", "near"),
     ("outcome", "phase", "settings", "source_secrets", "db", "observe"),
     ("signatures", "senders", "statements", "shape", "stuck", "renewer", "migrate", "postmaster"),

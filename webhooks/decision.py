@@ -20,6 +20,7 @@ from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
 from webhooks.inbox.parked import apply_parked, end_parked, wait_anew
+from webhooks.nesting import check
 from webhooks.rows import named
 from webhooks.statements import RECORD_DECISION
 
@@ -161,6 +162,7 @@ def as_result(text: str) -> str:
         ValueError: it is not JSON.
     """
     try:
+        check(text)
         return clean(json.dumps(json.loads(text, parse_constant=_no_number), ensure_ascii=False))
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{text[:100]!r} is not JSON ({error}); a text needs its quotes, nothing is null") from None

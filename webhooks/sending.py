@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import ipaddress
-import json
 import re
 import time
 from collections.abc import Mapping
@@ -19,6 +18,7 @@ import httpx
 
 from webhooks.delivery import Headers
 from webhooks.errors import ConfigurationError
+from webhooks.nesting import loads
 from webhooks.signatures import sign
 from webhooks.sources import Source
 from webhooks.sources.reading import first, mapping
@@ -227,8 +227,8 @@ async def _beginning(response: httpx.Response, until: float) -> tuple[bytes, str
 
 def _json(content: bytes) -> dict[str, Any]:
     try:
-        return mapping(json.loads(content))
-    except (ValueError, RecursionError):
+        return mapping(loads(content))
+    except ValueError:
         return {}
 
 

@@ -13,6 +13,7 @@ from typing import Any
 
 from webhooks.captures.capture import Capture
 from webhooks.delivery import Headers
+from webhooks.nesting import loads
 from webhooks.sources.reading import is_array, is_object, moment
 
 VERSION = 1
@@ -61,8 +62,8 @@ def read(line: bytes, *, place: int, name: str, ended: bool = True) -> Capture:
         ended: whether it had a line end; a file that was cut has none.
     """
     try:
-        found = json.loads(line)
-    except (ValueError, RecursionError):
+        found = loads(line)
+    except ValueError:
         fault = "it is not JSON" if ended else "it is cut short: the file ends in the middle of it"
         return Capture(place=place, name=name, fault=fault)
     if not is_object(found) or "body_base64" not in found:
@@ -93,8 +94,8 @@ def read(line: bytes, *, place: int, name: str, ended: bool = True) -> Capture:
 
 def _is_json(text: bytes) -> bool:
     try:
-        json.loads(text)
-    except (ValueError, RecursionError):
+        loads(text)
+    except ValueError:
         return False
     return True
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncIterator, Callable, Sequence
 from contextlib import suppress
 from dataclasses import dataclass
@@ -13,6 +12,7 @@ from urllib.parse import urlsplit
 import httpx
 
 from webhooks.errors import Unavailable
+from webhooks.nesting import loads
 from webhooks.samples.faults import Sending, pieces
 from webhooks.sources.reading import is_object
 from webhooks.tunnel.reasons import why
@@ -123,8 +123,8 @@ def _raw(sending: Sending, answer: bytes) -> Answer:
 def _answer(sending: Sending, status: int, content: bytes) -> Answer:
     text = content.decode("utf-8", "replace")
     try:
-        said = json.loads(text)
-    except json.JSONDecodeError:
+        said = loads(text)
+    except ValueError:
         return Answer(sending, status, "", " ".join(text[:200].split()))
     if not is_object(said):
         return Answer(sending, status, "", str(said)[:200])

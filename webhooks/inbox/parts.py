@@ -13,6 +13,7 @@ from datetime import datetime
 from typing import Any
 
 from webhooks.delivery import RawEvent
+from webhooks.nesting import loads
 
 _MISSING = object()
 _WRITTEN = json.JSONEncoder(separators=(",", ":")).encode
@@ -39,16 +40,16 @@ def written(events: Sequence[RawEvent]) -> Parts:
     try:
         shared = _bytes({name: first[name] for name in names})
         return Parts(shared, [_own(event, names, common) for event in events])
-    except (TypeError, ValueError):  # a source of somebody's own, whose data is no JSON
+    except (TypeError, ValueError, RecursionError):  # a source of somebody's own, whose data is no JSON
         return Parts(None, [None] * len(events))
 
 
 def read(own: bytes, shared: bytes | None) -> RawEvent:
     """Read an event again as it was written."""
-    kept = json.loads(own)
+    kept = loads(own)
     data: dict[str, Any] = kept["data"]
     if kept["shared"]:
-        together = json.loads(shared or b"{}")
+        together = loads(shared or b"{}")
         data |= {name: together[name] for name in kept["shared"]}
     at = kept["occurred_at"]
     return RawEvent(kept["name"], data, None if at is None else datetime.fromisoformat(at))

@@ -16,6 +16,7 @@ from typing import Any
 import httpx
 
 from webhooks.errors import ProviderError
+from webhooks.nesting import loads
 from webhooks.provider_api.clients import ProviderClient
 from webhooks.sources.reading import mapping, sequence
 
@@ -70,8 +71,8 @@ def decoded(response: httpx.Response) -> Any:
         ProviderError: it is no JSON, so something other than the provider answered.
     """
     try:
-        return response.json()
-    except (ValueError, RecursionError):
+        return loads(response.content)
+    except ValueError:
         where = f"{response.request.method} {response.request.url.path}"
         raise ProviderError(f"{response.request.url.host} answered {where} with something that is not JSON") from None
 
@@ -79,8 +80,8 @@ def decoded(response: httpx.Response) -> Any:
 def said(response: httpx.Response) -> str:
     """Return what the provider says went wrong: its own words where they are JSON, else how the body begins."""
     try:
-        body = mapping(response.json())
-    except (ValueError, RecursionError):
+        body = mapping(loads(response.content))
+    except ValueError:
         body = {}
     words = [body.get("message"), *(_fault(error) for error in sequence(body.get("errors")))]
     text = "; ".join(word for word in words if isinstance(word, str) and word) or response.text.strip()

@@ -14,6 +14,7 @@ from datetime import UTC, datetime
 from typing import Any
 
 from webhooks.errors import ProviderError
+from webhooks.nesting import check
 from webhooks.provider_api import Clock, ProviderClient, decoded, request
 from webhooks.sources.reading import is_array, is_object, moment
 
@@ -59,6 +60,7 @@ async def history(client: ProviderClient, story: int, *, clock: Clock) -> list[E
     """
     response = await request(client, "GET", f"/stories/{story}/history", clock=clock)
     try:
+        check(response.content)
         return [entry for data, text in elements(response.content.decode()) if (entry := _entry(data, text))]
     except (ValueError, RecursionError):
         raise ProviderError(f"Shortcut answered with a history of story {story} that cannot be read") from None

@@ -6,6 +6,7 @@ import json
 import re
 from typing import Any
 
+from webhooks.nesting import loads
 from webhooks.sources.reading import is_array, is_object
 
 # A name, a place in a list, or a name in quotes where it holds what would separate or end it.
@@ -26,7 +27,7 @@ def change(body: Any, assignment: str) -> None:
     """
     parts, text = _parsed(assignment)
     try:
-        value = json.loads(text)
+        value = loads(text)
     except ValueError:
         value = text
     *above, last = parts

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import json
 from dataclasses import dataclass
 from typing import Any
 
@@ -11,6 +10,7 @@ from jsonpath.filter import FunctionExtension, walk
 from jsonpath.selectors import Filter
 
 from webhooks.errors import ConfigurationError
+from webhooks.nesting import loads
 
 # Without the library's own additions to the standard.
 ENVIRONMENT = JSONPathEnvironment(strict=True)
@@ -92,6 +92,6 @@ class JsonFilter:
 
 def _values(text: str) -> tuple[Any, ...]:
     try:
-        return (json.loads(text),)
-    except (ValueError, RecursionError):
+        return (loads(text),)
+    except ValueError:
         return ()

@@ -9,6 +9,7 @@ from typing import Any, TypeGuard
 
 from webhooks.delivery import Headers
 from webhooks.errors import Unreadable
+from webhooks.nesting import TooDeep, loads
 
 _LONGEST_KEY = 200
 
@@ -26,11 +27,11 @@ def read_json(body: bytes) -> Any:
     if not text:
         raise Unreadable("the body is empty")
     try:
-        return json.loads(text)
+        return loads(text)
+    except TooDeep as error:
+        raise Unreadable(f"nested past reading: {error}") from None
     except json.JSONDecodeError as error:
         raise Unreadable(f"not JSON: {error.msg} (line {error.lineno}, column {error.colno})") from None
-    except RecursionError:
-        raise Unreadable("nested past reading") from None
     except ValueError:  # Python's guard against the quadratic time of reading a very long integer
         raise Unreadable("holds an integer too long to read") from None
 

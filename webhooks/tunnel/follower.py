@@ -8,7 +8,6 @@ there is not.
 from __future__ import annotations
 
 import asyncio
-import json
 from collections.abc import AsyncGenerator, Sequence
 from contextlib import aclosing
 from urllib.parse import urlsplit
@@ -17,6 +16,7 @@ import httpx
 
 from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.feed import KEEP_ALIVE_S
+from webhooks.nesting import loads
 from webhooks.sending import led_to
 from webhooks.sources.reading import mapping
 from webhooks.tunnel.items import Arrived, Item, Pruned, Standing, read
@@ -210,6 +210,6 @@ async def _beginning(response: httpx.Response) -> bytes:
 
 def _json(content: bytes) -> object:
     try:
-        return json.loads(content)
-    except (ValueError, RecursionError):
+        return loads(content)
+    except ValueError:
         return None

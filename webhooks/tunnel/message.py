@@ -17,6 +17,7 @@ from urllib.parse import quote_plus
 
 from webhooks.delivery import Headers
 from webhooks.errors import Refused, Unreadable
+from webhooks.nesting import check
 from webhooks.rewriting import Budget, guesses
 from webhooks.sources import Source
 from webhooks.sources.reading import first, is_object, sequence
@@ -53,6 +54,7 @@ def read(data: str) -> Message:
         Unreadable: it is not what a channel sends.
     """
     try:
+        check(data)
         members = dict(_members(data))
         headers = tuple(_headers(members))
         writings = tuple(dict.fromkeys(_writings(members, headers)))
