@@ -451,6 +451,29 @@ def command(*arguments: str) -> Result:
     return CliRunner().invoke(cli, arguments)
 
 
+def test_the_commands_apply_a_parked_delivery_now_or_drop_it(
+    database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setenv("DATABASE_URL", database_url)
+    with psycopg.connect(database_url, autocommit=True) as connection:
+        row = connection.execute(
+            "INSERT INTO deliveries (source, dedup_key, body, status, not_before, parked_on, parked_since)"
+            " VALUES ('github', 'one', '', 'received', now() + interval '1 minute', 'patch_sessions:1', now())"
+            " RETURNING id"
+        ).fetchone()
+        assert row is not None
+        number = str(row[0])
+        assert f"webhooks retry deliveries:{number} --reason" in command("why", number).output
+        assert command("retry", number, "--reason", "now").output == f"{number} waits in received\n"
+        due = "SELECT not_before <= now(), parked_on FROM deliveries"
+        assert connection.execute(due).fetchone() == (True, "patch_sessions:1")
+        done = command("resolve", number, "--to", "ignored", "--reason", "it never comes")
+        assert done.output == f"{number} is ignored\n"
+        ended = "SELECT status, parked_on FROM deliveries"
+        assert connection.execute(ended).fetchone() == ("ignored", None)
+        assert command("retry", number, "--reason", "now").exit_code == 1
+
+
 def test_the_commands_list_retry_and_resolve(database_url: str, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setenv("DATABASE_URL", database_url)
     monkeypatch.setenv("LOGNAME", "ann")
