@@ -11,7 +11,7 @@
 -- attempts     One line a claim, written in the claim's own transaction and closed by whoever ended it.
 -- effects      One line a call to the outside world, by its idempotency key: `intended` before the call, then `done`
 --              with its result, or `failed` when the call certainly did not happen.
--- decisions    What a person decided about a row, who, and why.
+-- decisions    What a person decided about a row, who, and why; and `value`, what its phase is told of it in this `visit`.
 -- notifications  One line an escalation that somebody is to be told of; a gated table of the library's own.
 -- stuck        One line a row that refuses to be claimed, or to be freed when its claim is over: which constraint or
 --              trigger forbids it. A line that no process has renewed for minutes is outdated, and is removed.
@@ -460,3 +460,10 @@ ALTER TABLE deliveries ADD COLUMN part bytea;
 -- A secret of ours makes the request's signature right, an earlier one or another source's: these have room of their
 -- own. `sender` is the address that it came from, in IPv6 the network: of what many have sent, some of each is kept.
 ALTER TABLE rejections ADD COLUMN proved boolean NOT NULL DEFAULT false, ADD COLUMN sender text;
+
+-- section 15: decisions that a phase reads
+
+-- In which visit of the row, and what its phase is told (`claim.decision`): JSON, as text because jsonb takes less.
+ALTER TABLE decisions
+    ADD COLUMN visit bigint,
+    ADD COLUMN value text;

@@ -57,6 +57,7 @@ def snapshots() -> dict[str, str]:
         "attempts.any.close": statements.CLOSE_ATTEMPT,
         "attempts.any.read": statements.READ_ATTEMPT,
         "decisions.any.record": statements.RECORD_DECISION,
+        "decisions.any.read": statements.READ_DECISION,
         "deliveries.any.wake_parked": statements.WAKE_PARKED,
         "deliveries.any.wanted": wants.WANTED,
         "deliveries.any.handled": wants.HANDLED,

@@ -45,6 +45,7 @@ PARAMS: dict[str, Any] = {
     "table": "patch_sessions",
     "rows": ["patch_sessions:1"],
     "decision": "retry",
+    "value": None,
     "decided_by": "somebody",
     "reason": "why",
     "input_hash": "",

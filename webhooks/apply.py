@@ -137,7 +137,7 @@ async def _apply(consumer: Consumer, claim: Claim[Stored], process: str, most_ev
             return _leave(tx, stored, event.name)
         else:
             claim.noted["event"] = clean(event.name)[:MOST_NAME]
-            await _run(tx, source.handlers[event.name], stored, event, body)
+            await _run(tx, source.handlers[event.name], claim, event, body)
         return len(wanted) > 1 and bool(theirs)
 
 
@@ -271,7 +271,8 @@ def _names(events: list[tuple[int, RawEvent]]) -> str:
     return ", ".join(dict.fromkeys(event.name for _, event in events))
 
 
-async def _run(tx: ClaimTransaction, handler: Handler, stored: Stored, event: RawEvent, body: _Body) -> None:
+async def _run(tx: ClaimTransaction, handler: Handler, claim: Claim[Stored], event: RawEvent, body: _Body) -> None:
+    stored = claim.row
     try:
         data = event.data if handler.model is None else handler.model.model_validate(event.data)
     except ValidationError as error:
@@ -284,6 +285,7 @@ async def _run(tx: ClaimTransaction, handler: Handler, stored: Stored, event: Ra
         delivery=stored.id,
         received_at=stored.received_at,
         occurred_at=event.occurred_at,
+        decision=claim.decision,
     )
     try:
         async with asyncio.timeout(HANDLER_LIMIT_S):

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import json
 import random
 from collections.abc import AsyncGenerator, Awaitable, Callable
 from contextlib import asynccontextmanager, suppress
@@ -19,6 +20,7 @@ from typing_extensions import TypeVar
 from webhooks import effects
 from webhooks.db import Ready, Transaction, clean, finished, outlasted
 from webhooks.db.sqlstate import is_about_the_work
+from webhooks.delivery import Decision
 from webhooks.errors import Escalate, LostClaim, Snooze
 from webhooks.outcome import Outcome, Release, Stop, gravest, release_for
 from webhooks.owned import Owned
@@ -26,7 +28,7 @@ from webhooks.phase import GATE_COLUMNS, Done, check_columns
 from webhooks.pool import Pool
 from webhooks.renewer import Lease, boottime
 from webhooks.settling import Ending, read, statements
-from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, WAKE_PARKED, column_params, columns_known
+from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, READ_DECISION, WAKE_PARKED, column_params, columns_known
 from webhooks.text import describe, members
 
 Row = TypeVar("Row", default=Any)
@@ -52,6 +54,8 @@ class Claim(Generic[Row]):
         lease_until: when the lease ended as it was claimed; renewals move it on.
         moved: the rows brought into a ready status under this claim, for the worker to claim next.
         outcome: how it ended, once that is written; None while it runs, and for good when it was lost.
+        decision: what a person decided in this visit when they had the row tried again: the last decision that said a
+            value, else the last; None where nobody did. There once the claim is held.
         noted: columns to write if the claim is released, so that a row which failed shows what it was about.
         effects: the names of the effects that this attempt has begun.
         suspect: whether the last charged attempt before this one expired, so that this one may end its worker, too;
@@ -83,6 +87,7 @@ class Claim(Generic[Row]):
         self.effects: set[str] = set()
         self.suspect = False
         self.outcome: Outcome | None = None
+        self.decision: Decision | None = None
         self._lease = Lease(
             renewal=owned.renewal,
             row_key=self.key,
@@ -283,6 +288,7 @@ class Claim(Generic[Row]):
             self.row = self._owned.row.validate_python(
                 {column: value for column, value in self._columns.items() if column not in GATE_COLUMNS}
             )
+            self.decision = await self._decided()
             yield self
             if not self.settled:
                 log.warning("left without complete(): released", row=self.label, phase=self.phase)
@@ -299,6 +305,17 @@ class Claim(Generic[Row]):
         finally:
             self._take_back()
             self._pool.renewer.remove(self._lease)
+
+    async def _decided(self) -> Decision | None:
+        if self._columns["last_error"] is None:
+            return None  # it never went wrong in this visit, so there was nothing to decide
+        of = {"table": self._owned.table, "key": self._owned.key.text(self.key), "visit": self.visit}
+        async with self._pool.transaction() as tx:
+            row = await (await tx.execute(READ_DECISION, of)).fetchone()
+        if row is None:
+            return None
+        value = None if row["value"] is None else json.loads(row["value"])
+        return Decision(row["decided_by"], row["reason"], row["decided_at"], value)
 
     async def _end(self, error: BaseException | None) -> None:
         """Release as the block's ending demands. Nothing that goes wrong here hides the error that led here."""

@@ -13,6 +13,7 @@ from dataclasses import dataclass
 from typing import Any, NoReturn
 
 from psycopg.errors import CheckViolation
+from pydantic import JsonValue
 
 from webhooks.consumer import Consumer
 from webhooks.db import Transaction, clean, compose
@@ -20,8 +21,10 @@ from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
 from webhooks.inbox.parked import apply_parked, end_parked, wait_anew
+from webhooks.near import there_are
 from webhooks.nesting import check
 from webhooks.rows import named
+from webhooks.shape import lists
 from webhooks.statements import RECORD_DECISION
 
 # A recorded result is not a person's to change, unless a person gave it.
@@ -56,6 +59,7 @@ async def retry(
     *,
     decided_by: str,
     reason: str,
+    value: JsonValue = None,
     effects: Mapping[str, Told] | None = None,
 ) -> str:
     """Give an escalated row a new set of attempts; its visit stays, so that recorded effects are not called again. A
@@ -67,6 +71,7 @@ async def retry(
         name: `table:key`, or the number of a delivery.
         decided_by: who.
         reason: why.
+        value: what the phase is told, as `claim.decision.value`.
         effects: by name, what became of effects whose answer nobody recorded.
 
     Returns:
@@ -78,9 +83,10 @@ async def retry(
     """
     found = await named(tx, consumer, name)
     gate, label = found.gate, found.label
+    told = {"decided_by": clean(decided_by), "reason": clean(reason)}
     if found.row is None or not (
-        await gate.retry(tx, found.key, decided_by=clean(decided_by), reason=clean(reason))
-        or (gate is inbox and await _apply_parked(tx, found.key, decided_by=clean(decided_by), reason=clean(reason)))
+        await gate.retry(tx, found.key, **told, value=value)
+        or (gate is inbox and value is None and await _apply_parked(tx, found.key, **told))  # it asked nobody
     ):
         _refuse(gate, label, found.row)
     if gate is inbox and found.row["status"] == gate.escalated:
@@ -90,40 +96,50 @@ async def retry(
     phase = gate.entered(row["status"]) if row is not None else None
     if row is None or phase is None:
         raise NotEscalated(f"{label} came from {row and row['status']}, where no phase waits any more: resolve it")
-    for effect, told in (effects or {}).items():
+    for effect, happened in (effects or {}).items():
         key = f"{label}:{phase.claimed}:{row['visit']}:{effect}"
-        await _tell(tx, gate, found.key, key, effect, told, decided_by=clean(decided_by), reason=clean(reason))
+        await _tell(tx, gate, found.key, key, effect, happened, **told)
     return str(row["status"])
 
 
 async def retry_each(
-    tx: Transaction, consumer: Consumer, names: Iterable[str], *, decided_by: str, reason: str
+    tx: Transaction,
+    consumer: Consumer,
+    names: Iterable[str],
+    *,
+    decided_by: str,
+    reason: str,
+    value: JsonValue = None,
 ) -> list[str]:
     """Retry several rows, and return the names of those that were still escalated; see `retry`."""
     retried: list[str] = []
     for name in names:
         with suppress(NotEscalated):
             async with tx.connection.transaction():
-                await retry(tx, consumer, name, decided_by=decided_by, reason=reason)
+                await retry(tx, consumer, name, decided_by=decided_by, reason=reason, value=value)
                 retried.append(name)
     return retried
 
 
-async def resolve(tx: Transaction, consumer: Consumer, name: str, *, to: str, decided_by: str, reason: str) -> None:
-    """Close an escalated row by hand: move it on, to whatever status. A parked delivery ends as `ignored` or
+async def resolve(
+    tx: Transaction, consumer: Consumer, name: str, *, to: str, decided_by: str, reason: str, force: bool = False
+) -> None:
+    """Close an escalated row by hand: move it on, to another status. A parked delivery ends as `ignored` or
     `processed`.
 
     Args:
         tx: where; a phase that waits in that status is in its `moved`.
         consumer: whose gates.
         name: `table:key`, or the number of a delivery.
-        to: the status; in one that a phase waits in, a new visit starts there.
+        to: the status: one that a phase waits or ends in, or that a check of the table names. In one that a phase waits
+            in, a new visit starts.
         decided_by: who.
         reason: why.
+        force: take any other status as well, as far as the table takes it.
 
     Raises:
         NotEscalated: it is not escalated, nor parked.
-        ConfigurationError: it is not a name, or the table knows no such status, or a claim alone moves a row there.
+        ConfigurationError: it is not a name, or no such status is known, or a claim alone moves a row there.
     """
     found = await named(tx, consumer, name)
     gate, label = found.gate, found.label
@@ -131,14 +147,31 @@ async def resolve(tx: Transaction, consumer: Consumer, name: str, *, to: str, de
         raise ConfigurationError(f"{label} is to be resolved, not to stay {to}")
     if found.row is not None and to == found.row["claimed_from"]:
         raise ConfigurationError(f"that would run it again as new, with its effects: webhooks retry {label} keeps them")
+    if not force:
+        await _check_known(tx, gate, to)
     told = {"reason": f"{clean(decided_by)}: {clean(reason)}"} if gate is inbox else {}
     try:
         moved = found.row is not None and await gate.advance(tx, found.key, gate.escalated, to, **told)
     except CheckViolation:
-        raise ConfigurationError(f"{gate.table} knows no status {to!r}") from None
+        raise ConfigurationError(f"{gate.table} takes no status {to!r}: a check of the table refuses it") from None
     if not moved and not (gate is inbox and await end_parked(tx, found.key, to, told["reason"])):
         _refuse(gate, label, found.row)
     await _record(tx, gate, found.key, f"resolve as {to}", decided_by=clean(decided_by), reason=clean(reason))
+
+
+async def _check_known(tx: Transaction, gate: Gate[Any], to: str) -> None:
+    """Refuse a status that nothing names: a row there would be found by nobody.
+
+    Raises:
+        ConfigurationError: it says what there is, what is like it first.
+    """
+    phases = gate.phases.values()
+    known = {phase.ready for phase in phases} | {status for phase in phases for status in phase.done}
+    # What claims alone move a row to is told by whoever moves it.
+    if to in known or to in gate.phases or await lists(tx, gate.table, to):
+        return
+    meant = 'to mean it all the same: --force, or "force": true'
+    raise ConfigurationError(f"{gate.table} knows no status {to!r}: {there_are(to, known)}; {meant}")
 
 
 def told(text: str) -> tuple[str, Told]:
@@ -161,9 +194,19 @@ def as_result(text: str) -> str:
     Raises:
         ValueError: it is not JSON.
     """
+    return clean(json.dumps(as_value(text), ensure_ascii=False))
+
+
+def as_value(text: str) -> JsonValue:
+    """Read JSON that a person gave.
+
+    Raises:
+        ValueError: it is not JSON.
+    """
     try:
         check(text)
-        return clean(json.dumps(json.loads(text, parse_constant=_no_number), ensure_ascii=False))
+        value: JsonValue = json.loads(text, parse_constant=_no_number)
+        return value
     except (ValueError, RecursionError) as error:
         raise ValueError(f"{text[:100]!r} is not JSON ({error}); a text needs its quotes, nothing is null") from None
 
@@ -204,7 +247,7 @@ async def _apply_parked(tx: Transaction, key: object, *, decided_by: str, reason
 async def _record(
     tx: Transaction, gate: Gate[Any], key: object, decision: str, *, decided_by: str, reason: str
 ) -> None:
-    params = {"table": gate.table, "key": gate.key.text(key), "decision": decision}
+    params = {"table": gate.table, "key": gate.key.text(key), "visit": None, "decision": decision, "value": None}
     await tx.execute(RECORD_DECISION, {**params, "decided_by": decided_by, "reason": reason})
 
 

@@ -52,6 +52,23 @@ class RawEvent:
 
 
 @dataclass(frozen=True, slots=True)
+class Decision:
+    """What a person decided about an escalated row, so that it could go on.
+
+    Args:
+        decided_by: who.
+        reason: why.
+        decided_at: when.
+        value: what was said to whoever asked, as JSON; None where nothing was.
+    """
+
+    decided_by: str
+    reason: str
+    decided_at: datetime
+    value: Any = None
+
+
+@dataclass(frozen=True, slots=True)
 class Event(Generic[Data]):
     """What an event handler is given.
 
@@ -64,6 +81,7 @@ class Event(Generic[Data]):
         delivery: the delivery's id, what `webhooks deliveries` takes.
         received_at: when the delivery was stored.
         occurred_at: the event's own time, where the provider says one.
+        decision: what a person decided when they had the dead delivery tried again, see `Claim.decision`.
     """
 
     source: str
@@ -73,3 +91,4 @@ class Event(Generic[Data]):
     delivery: int
     received_at: datetime
     occurred_at: datetime | None
+    decision: Decision | None = None

@@ -96,6 +96,7 @@ ELSEWHERE = (
 )
 # What `quote_ident()` quotes besides names that are not plain.
 KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
+NOT_A_STATUS = "what no status is called"
 _PLAIN = re.compile(r"[a-z_][a-z0-9_]*")
 # `::text`, `::character varying(20)`, `::shop."Order state"[]`
 _CAST = re.compile(r'::(?:(?:\w+|"(?:[^"]|"")+")\.)?(?:character varying|\w+|"(?:[^"]|"")+")(?:\(\d+\))?(?:\[\])?')
@@ -340,6 +341,15 @@ async def _allows(tx: Transaction, condition: str, status: str) -> bool:
             raise
         return not is_about_the_row(error)  # a function that raises refuses; one that is not found says nothing
     return row is None or bool(row["allowed"])
+
+
+async def lists(tx: Transaction, table: str, status: str) -> bool:
+    """Say whether the table itself names a status: in a check of the status alone that does not take just any."""
+    for check in await _read(tx, CHECKS, table):
+        condition = check["condition"]
+        if await _allows(tx, condition, status) and not await _allows(tx, condition, NOT_A_STATUS):
+            return True
+    return False
 
 
 def _indexes(

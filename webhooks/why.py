@@ -30,7 +30,7 @@ EFFECTS = compose(
     "WHERE a.table_name = %(table)s AND a.key = %(key)s ORDER BY e.intended_at DESC LIMIT %(most)s"
 )
 DECISIONS = compose(
-    "SELECT decision, decided_by, reason, decided_at FROM {decisions}\n"
+    "SELECT decision, decided_by, reason, decided_at, value FROM {decisions}\n"
     "WHERE table_name = %(table)s AND key = %(key)s ORDER BY decided_at DESC LIMIT %(most)s"
 )
 MOVED_BY = compose(
@@ -186,7 +186,8 @@ def _after_others(effect: dict[str, Any]) -> str:
 
 
 def _decision(decision: dict[str, Any]) -> Moment:
-    told = f"{decision['decided_by']} decided: {decision['decision']} ({decision['reason']})"
+    value = "" if decision["value"] is None else f", with {_short(decision['value'])}"
+    told = f"{decision['decided_by']} decided: {decision['decision']}{value} ({decision['reason']})"
     return Moment(decision["decided_at"], "decision", told)
 
 

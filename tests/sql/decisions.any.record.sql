@@ -1,2 +1,2 @@
-INSERT INTO "decisions" (table_name, key, decision, decided_by, reason)
-VALUES (%(table)s, %(key)s, %(decision)s, %(decided_by)s, %(reason)s)
+INSERT INTO "decisions" (table_name, key, visit, decision, decided_by, reason, value)
+VALUES (%(table)s, %(key)s, %(visit)s, %(decision)s, %(decided_by)s, %(reason)s, %(value)s)

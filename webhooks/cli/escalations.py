@@ -7,13 +7,14 @@ from collections.abc import Callable
 from typing import Any, TypeVar
 
 import click
+from pydantic import JsonValue
 
 from webhooks import decision
 from webhooks.cli.app import app_option, examples, printable
 from webhooks.cli.asking import ask, time_of
 from webhooks.cli.selecting import somebody
 from webhooks.db import Transaction
-from webhooks.decision import Told, told
+from webhooks.decision import Told, as_value, told
 from webhooks.escalation import Escalated, as_json, escalated, matching
 from webhooks.loading import load_consumer
 from webhooks.settings import Settings
@@ -54,6 +55,7 @@ def escalations(app: str, of: str | None, limit: int, as_text: bool) -> None:
         "webhooks retry patch_sessions:123 --reason 'the token was renewed'",
         "webhooks retry tickets:7 --reason 'looked it up' --effect 'charge=done:{\"id\": 5}'",
         "webhooks retry tickets:7 --reason 'looked it up' --effect charge=not-done",
+        "webhooks retry orders:7 --reason 'approved by Ann' --value '{\"approved\": true}'",
         "webhooks retry --all --table patch_sessions --where claimed_from=drafted",
         "webhooks retry --all --reason 'GitHub is back' --yes",
     )
@@ -63,6 +65,7 @@ def escalations(app: str, of: str | None, limit: int, as_text: bool) -> None:
 @click.option("--reason", help="Why; it is written down.")
 @_by_option
 @click.option("--effect", "effects", multiple=True, metavar="NAME=done:JSON|not-done", help="What became of a call.")
+@click.option("--value", "said", metavar="JSON", help="What the phase is told: claim.decision.value.")
 @click.option("--all", "everything", is_flag=True, help="Every escalated row; with --yes, else they are only listed.")
 @click.option("--table", "of", help="With --all: only those of this table.")
 @click.option("--where", "filters", multiple=True, metavar="COLUMN=VALUE", help="With --all: only those that have it.")
@@ -73,6 +76,7 @@ def retry(
     reason: str | None,
     by: str,
     effects: tuple[str, ...],
+    said: str | None,
     everything: bool,
     of: str | None,
     filters: tuple[str, ...],
@@ -82,6 +86,9 @@ def retry(
 
     What it has done already stays done. A call whose answer nobody knows is repeated only if you say what became of
     it: --effect NAME=not-done lets the next attempt call again, --effect NAME=done:JSON gives it the result.
+
+    A phase that escalated because a person has to say something, an approval for instance, reads who decided, why and
+    the --value; it counts for this stay of the row in the phase.
     """
     if (row is None) != everything:
         raise click.UsageError("name one row, or use --all")
@@ -91,10 +98,11 @@ def retry(
         raise click.UsageError("--effect goes with one row")
     if not reason and (yes or not everything):
         raise click.UsageError("say why: --reason '…'")
+    value = None if said is None else _value(said)
     if row is None:
-        _retry_all(app, reason or "", by, of, _pairs(filters), yes=yes)
+        _retry_all(app, reason or "", by, value, of, _pairs(filters), yes=yes)
     else:
-        _retry(app, row, reason or "", by, _told(effects))
+        _retry(app, row, reason or "", by, value, _told(effects))
 
 
 @click.command(epilog=examples("webhooks resolve patch_sessions:123 --to closed --reason 'done by hand'"))
@@ -103,28 +111,31 @@ def retry(
 @click.option("--to", required=True, metavar="STATUS", help="The status it gets.")
 @click.option("--reason", required=True, help="Why; it is written down.")
 @_by_option
-def resolve(row: str, app: str, to: str, reason: str, by: str) -> None:
+@click.option("--force", is_flag=True, help="Take a status that neither the gate nor the table names.")
+def resolve(row: str, app: str, to: str, reason: str, by: str, force: bool) -> None:
     """Close an escalated row by hand, or a parked delivery as ignored."""
     consumer = load_consumer(app)
 
     async def question(tx: Transaction) -> None:
-        await decision.resolve(tx, consumer, row, to=to, decided_by=by, reason=reason)
+        await decision.resolve(tx, consumer, row, to=to, decided_by=by, reason=reason, force=force)
 
     ask(Settings.load(), question)
     click.echo(printable(f"{row} is {to}"))
 
 
-def _retry(app: str, row: str, reason: str, by: str, effects: dict[str, Told]) -> None:
+def _retry(app: str, row: str, reason: str, by: str, value: JsonValue, effects: dict[str, Told]) -> None:
     consumer = load_consumer(app)
 
     async def question(tx: Transaction) -> str:
-        return await decision.retry(tx, consumer, row, decided_by=by, reason=reason, effects=effects)
+        return await decision.retry(tx, consumer, row, decided_by=by, reason=reason, value=value, effects=effects)
 
     status = ask(Settings.load(), question)
     click.echo(printable(f"{row} waits in {status}"))
 
 
-def _retry_all(app: str, reason: str, by: str, of: str | None, where: dict[str, str], *, yes: bool) -> None:
+def _retry_all(
+    app: str, reason: str, by: str, value: JsonValue, of: str | None, where: dict[str, str], *, yes: bool
+) -> None:
     settings, consumer = Settings.load(), load_consumer(app)
 
     async def which(tx: Transaction) -> list[str]:
@@ -141,7 +152,7 @@ def _retry_all(app: str, reason: str, by: str, of: str | None, where: dict[str, 
 
         async def some(tx: Transaction, start: int = start) -> int:
             batch = names[start : start + AT_ONCE]
-            return len(await decision.retry_each(tx, consumer, batch, decided_by=by, reason=reason))
+            return len(await decision.retry_each(tx, consumer, batch, decided_by=by, reason=reason, value=value))
 
         retried += ask(settings, some)
     click.echo(f"{retried} rows are tried again")
@@ -155,6 +166,13 @@ def _pairs(filters: tuple[str, ...]) -> dict[str, str]:
             raise click.UsageError(f"--where {text}: write COLUMN=VALUE, each column once")
         pairs[column] = value
     return pairs
+
+
+def _value(text: str) -> JsonValue:
+    try:
+        return as_value(text)
+    except ValueError as error:
+        raise click.UsageError(f"--value {error}") from None
 
 
 def _told(effects: tuple[str, ...]) -> dict[str, Told]:

@@ -41,6 +41,7 @@ class Retry(BaseModel):
     row: str
     reason: str = Field(min_length=1)
     by: str = Field(default="the control plane", min_length=1)
+    value: JsonValue = Field(default=None, description="what the phase is told, as `claim.decision.value`")
     effects: dict[str, Happened | Literal["not-done"]] = Field(
         default_factory=dict[str, "Happened | Literal['not-done']"]
     )
@@ -55,6 +56,7 @@ class Resolve(BaseModel):
     to: str
     reason: str = Field(min_length=1)
     by: str = Field(default="the control plane", min_length=1)
+    force: bool = Field(default=False, description="take a status that nothing names, too")
 
 
 class EscalationQuery(BaseModel):
@@ -143,7 +145,13 @@ class Decisions:
 
         async def question(tx: Transaction) -> str:
             status = await decision.retry(
-                tx, self._consumer, asked.row, decided_by=asked.by, reason=asked.reason, effects=effects
+                tx,
+                self._consumer,
+                asked.row,
+                decided_by=asked.by,
+                reason=asked.reason,
+                value=asked.value,
+                effects=effects,
             )
             moved[:] = tx.moved
             return status
@@ -157,7 +165,8 @@ class Decisions:
         moved: list[Ready] = []
 
         async def question(tx: Transaction) -> str:
-            await decision.resolve(tx, self._consumer, asked.row, to=asked.to, decided_by=asked.by, reason=asked.reason)
+            told = {"decided_by": asked.by, "reason": asked.reason}
+            await decision.resolve(tx, self._consumer, asked.row, to=asked.to, **told, force=asked.force)
             moved[:] = tx.moved
             return asked.to
 

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import json
 from collections.abc import AsyncGenerator, Callable, Coroutine, Mapping, Sequence
 from contextlib import AbstractAsyncContextManager, asynccontextmanager
 from datetime import datetime, timedelta
@@ -10,11 +11,11 @@ from typing import Any, ClassVar, Generic, LiteralString, TypeAlias, cast, overl
 
 import structlog
 from psycopg.errors import InvalidColumnReference
-from pydantic import BaseModel, TypeAdapter
+from pydantic import BaseModel, JsonValue, TypeAdapter
 
 from webhooks import taking
 from webhooks.claim import Claim, Row, wake_parked
-from webhooks.db import Ready, Transaction, draw
+from webhooks.db import Ready, Transaction, clean, draw
 from webhooks.errors import ConfigurationError
 from webhooks.gate.columns import check_statuses, lacking, writes
 from webhooks.gate.sweep import sweep
@@ -44,7 +45,16 @@ Statuses: TypeAlias = "str | tuple[str, ...]"
 Function: TypeAlias = Callable[[Row, Claim[Row]], Coroutine[Any, Any, Done]]
 
 # What a claim itself reads, whatever the row's model says.
-CLAIM_COLUMNS = ("visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at")
+CLAIM_COLUMNS = (
+    "visit",
+    "attempt_count",
+    "max_attempts",
+    "claim_seq",
+    "lease_until",
+    "claimed_by",
+    "claimed_at",
+    "last_error",
+)
 GIVE_BACK_WITHIN_S = 5.0
 
 
@@ -348,8 +358,17 @@ class Gate(Generic[Row]):
         await self._moved(tx, key, entered)
         return Moved(True, None)
 
-    async def retry(self, tx: Transaction, key: object, /, *, decided_by: str, reason: str) -> bool:
+    async def retry(
+        self, tx: Transaction, key: object, /, *, decided_by: str, reason: str, value: JsonValue = None
+    ) -> bool:
         """Give an escalated row a new set of attempts, and record who decided it and why.
+
+        Args:
+            tx: where.
+            key: the row.
+            decided_by: who.
+            reason: why.
+            value: what the phase is told, as `claim.decision.value`, such as that something is approved.
 
         Returns:
             Whether the row was escalated.
@@ -359,8 +378,14 @@ class Gate(Generic[Row]):
         if row is None:
             return False
         entered = self.entered(row["status"])
-        decision = {"decision": "retry", "decided_by": decided_by, "reason": reason}
-        await tx.execute(RECORD_DECISION, {"table": self.table, "key": self.key.text(key), **decision})
+        decision = {
+            "decision": "retry",
+            "decided_by": decided_by,
+            "reason": reason,
+            "value": None if value is None else clean(json.dumps(value, ensure_ascii=False)),
+        }
+        of = {"table": self.table, "key": self.key.text(key), "visit": row["visit"]}
+        await tx.execute(RECORD_DECISION, {**of, **decision})
         await self._moved(tx, key, entered)
         return True
 

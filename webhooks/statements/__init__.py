@@ -15,6 +15,7 @@ from webhooks.statements.moving import Moving
 from webhooks.statements.records import (
     CLOSE_ATTEMPT,
     READ_ATTEMPT,
+    READ_DECISION,
     RECORD_ATTEMPT,
     RECORD_DECISION,
     WAKE_PARKED,
@@ -29,6 +30,7 @@ __all__ = [
     "IS_SUSPECT",
     "NOTIFICATION_ATTEMPTS",
     "READ_ATTEMPT",
+    "READ_DECISION",
     "RECORD_ATTEMPT",
     "RECORD_DECISION",
     "WAKE_PARKED",

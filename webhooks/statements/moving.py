@@ -47,12 +47,14 @@ class Moving(Gated):
 
     @lru_cache(maxsize=16)  # noqa: B019
     def retry(self, phases: tuple[Phase, ...]) -> bytes:
-        """Give an escalated row a new set of attempts, back in the status it was claimed from."""
+        """Give an escalated row a new set of attempts, back in the status it was claimed from. Its error stays: by that
+        the next claims know that something was decided."""
         return compose(
             "UPDATE {table} SET status = claimed_from, claimed_from = NULL, attempt_count = 0,\n"
-            "    max_attempts = CASE claimed_from {each} ELSE max_attempts END, not_before = statement_timestamp()\n"
+            "    max_attempts = CASE claimed_from {each} ELSE max_attempts END, not_before = statement_timestamp(),\n"
+            "    last_error = coalesce(last_error, 'escalated by hand')\n"
             "WHERE {is_key} AND status = {escalated} AND claimed_from IS NOT NULL\n"
-            "RETURNING status",
+            "RETURNING status, visit",
             table=self.table,
             each=SQL(" ").join(
                 SQL("WHEN {} THEN {}").format(Literal(phase.ready), Literal(phase.max_attempts)) for phase in phases

@@ -31,8 +31,14 @@ WAKE_PARKED = compose(
     "FROM parked WHERE t.id = parked.id AND t.status = 'received' RETURNING t.id, t.parked_on"
 )
 RECORD_DECISION = compose(
-    "INSERT INTO {decisions} (table_name, key, decision, decided_by, reason)\n"
-    "VALUES (%(table)s, %(key)s, %(decision)s, %(decided_by)s, %(reason)s)"
+    "INSERT INTO {decisions} (table_name, key, visit, decision, decided_by, reason, value)\n"
+    "VALUES (%(table)s, %(key)s, %(visit)s, %(decision)s, %(decided_by)s, %(reason)s, %(value)s)"
+)
+# A value stays what was said until another is.
+READ_DECISION = compose(
+    "SELECT decided_by, reason, decided_at, value FROM {decisions}\n"
+    "WHERE table_name = %(table)s AND key = %(key)s AND visit = %(visit)s AND decision = 'retry'\n"
+    "ORDER BY value IS NULL, id DESC LIMIT 1"
 )
 
 
