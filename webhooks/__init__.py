@@ -3,7 +3,7 @@
 from webhooks.claim import Claim
 from webhooks.consumer import Consumer
 from webhooks.db import Transaction
-from webhooks.delivery import Decision, Event
+from webhooks.delivery import Event
 from webhooks.errors import Escalate, Ignore, LostClaim, NotDone, Park, Snooze
 from webhooks.gate import Gate
 from webhooks.phase import Done, Moved
@@ -13,7 +13,6 @@ from webhooks.sources import GitHub, Shortcut, StandardWebhooks
 __all__ = [
     "Claim",
     "Consumer",
-    "Decision",
     "Done",
     "Escalate",
     "Event",

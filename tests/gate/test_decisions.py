@@ -15,10 +15,11 @@ from gates import due, make_tickets, opened, row_of, sql, status_of, tickets_gat
 from pydantic import JsonValue
 from test_escalation import control
 
-from webhooks import Claim, Consumer, Decision, Escalate, Event, Gate, GitHub, Pool, Transaction
+from webhooks import Claim, Consumer, Escalate, Event, Gate, GitHub, Pool, Transaction
 from webhooks.apply import apply
 from webhooks.cli.main import cli
 from webhooks.decision import resolve, retry, retry_each
+from webhooks.delivery import Decision
 from webhooks.errors import ConfigurationError
 from webhooks.inbox import inbox
 from webhooks.settings import Settings
