@@ -21,6 +21,8 @@ log = structlog.get_logger(__name__)
 
 Name = Annotated[str, StringConstraints(min_length=1, max_length=500, pattern=r"^[^\x00]+$")]
 
+MOST_BYTES = 64 * 1024
+
 FIND = """
 SELECT id AS run_id, company_id, agent_id, started_at, ended_at, claimed, resolved, failed, escalated, note
 FROM heartbeat_runs WHERE id = %(id)s
@@ -38,7 +40,7 @@ class HeartbeatRequest(BaseModel):
 
 async def run_heartbeat(request: Request) -> Response:
     """Run one; answer when it has ended, or, with `wait` false, at once."""
-    asked = _read(await request.body())
+    asked = _read(await _short(request))
     pool: Pool = request.app.state.pool
     try:
         run = await begin(pool, Wanted(asked.company_id, asked.agent_id, asked.limit))
@@ -51,6 +53,20 @@ async def run_heartbeat(request: Request) -> Response:
         return JSONResponse(_answer(run), 202, background=BackgroundTask(_unattended, run))
     counts = (await run.work()).counts()
     return JSONResponse(_answer(run) | counts)
+
+
+async def _short(request: Request) -> bytes:
+    """Return the body of a request.
+
+    Raises:
+        HTTPException: 413, it is longer than any request is.
+    """
+    body = b""
+    async for part in request.stream():
+        body += part
+        if len(body) > MOST_BYTES:
+            raise HTTPException(413, f"the body is longer than {MOST_BYTES} bytes")
+    return body
 
 
 def _answer(run: Run) -> dict[str, object]:

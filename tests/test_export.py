@@ -6,7 +6,7 @@ import base64
 import json
 import re
 from typing import Any
-from urllib.parse import parse_qs, quote_plus
+from urllib.parse import parse_qs, quote_plus, unquote_to_bytes
 
 import pytest
 from consumers import SECRET, arrival, arrived, from_github, from_shortcut, stack, stories
@@ -17,6 +17,7 @@ from webhooks.captures.lines import read
 from webhooks.delivery import Headers
 from webhooks.errors import ConfigurationError, Refused, Unreadable
 from webhooks.replay import Export, Redaction, export
+from webhooks.replay.redaction import FORM
 from webhooks.selection import Selection, chosen
 from webhooks.sources import Source
 
@@ -242,3 +243,29 @@ def test_the_shortcut_id_in_the_body_may_stay() -> None:
     assert SOURCES["shortcut"].dedup_key(kept, changed) == "an-id"
     with pytest.raises(Refused, match="missing_signature"):
         SOURCES["shortcut"].verify(kept, changed, [SECRET], 0)
+
+
+@pytest.mark.parametrize(
+    ("body", "rest"),
+    [
+        (b'{"email": "a@example.com", "email": null}', {"email": None}),
+        (b'{"a": {"email": "a@example.com"}, "a": {}}', {"a": {}}),
+        (b'{"a": {"email": "a@example.com"}, "a": 1}', {"a": 1}),
+        (b'{"list": [{"email": "a@example.com", "email": "b@example.com"}]}', {"list": [{"email": "[redacted]"}]}),
+    ],
+)
+@pytest.mark.parametrize("form", [False, True])
+def test_a_value_that_a_repeated_key_hides_does_not_stay(body: bytes, rest: object, form: bool) -> None:
+    sent = b"payload=" + quote_plus(body).encode() if form else body
+    headers = (("content-type", FORM if form else "application/json"), *SIGNED)
+    taken = Redaction.read(("$..email",)).applied(SOURCES["github"], headers, sent)
+    assert b"example.com" not in taken.body
+    assert b"example.com" not in unquote_to_bytes(taken.body)
+    read = unquote_to_bytes(taken.body.partition(b"=")[2].replace(b"+", b" ")) if form else taken.body
+    assert json.loads(read) == rest
+
+
+def test_a_form_with_another_field_is_not_exported_as_if_it_had_been_looked_through() -> None:
+    body = b"payload=%7B%7D&payload=%7B%22email%22%3A%22a%40example.com%22%7D"
+    with pytest.raises(Unreadable, match="other fields beside its payload"):
+        Redaction.read(("$..email",)).applied(SOURCES["github"], (("content-type", FORM), *SIGNED), body)

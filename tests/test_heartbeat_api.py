@@ -304,3 +304,13 @@ async def test_a_process_that_is_stopped_gives_back_what_it_was_working_on(
     assert "total" in output
     assert await outcomes_of(pool, id) == ["interrupted"]
     assert (await issue_of(pool, id))["attempt_count"] == 0
+
+
+async def test_a_body_longer_than_any_request_is_refused_unread(pool: Pool) -> None:
+    async def long() -> AsyncIterator[bytes]:
+        for _ in range(64):
+            yield b" " * 65_536
+
+    async with control_of(pool) as client:
+        answer = await client.post("/api/heartbeat/run", content=long())
+    assert answer.status_code == 413

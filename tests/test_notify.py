@@ -260,3 +260,24 @@ def test_an_address_that_is_none_is_refused_without_being_shown(monkeypatch: pyt
 def test_the_table_of_notifications_cannot_be_somebody_elses() -> None:
     with pytest.raises(ConfigurationError, match="the library's own"):
         Consumer(gates=[notifications], sources=[])
+
+
+class Endless(httpx.AsyncByteStream):
+    """An answer that never ends."""
+
+    def __init__(self) -> None:
+        self.taken = 0
+
+    async def __aiter__(self) -> AsyncIterator[bytes]:
+        while self.taken < 1 << 24:
+            self.taken += 4096
+            yield b"no" * 2048
+
+
+@pytest.mark.parametrize("status", [200, 500])
+async def test_of_an_answer_only_the_beginning_is_read(telling_pool: Pool, pager: respx.Route, status: int) -> None:
+    stream = Endless()
+    pager.mock(side_effect=[httpx.Response(status, stream=stream), httpx.Response(200)])
+    await escalate(telling_pool)
+    await worked_until(telling_pool, "notified")
+    assert stream.taken <= 16_384

@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterable, Mapping, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
@@ -22,9 +22,9 @@ class Known:
         made: the one that `serve --dev` made, where another is in force.
     """
 
-    in_force: Mapping[str, Sequence[str]]
-    previous: Mapping[str, Sequence[str]]
-    made: Mapping[str, Sequence[str]]
+    in_force: Mapping[str, Sequence[str]] = field(repr=False)
+    previous: Mapping[str, Sequence[str]] = field(repr=False)
+    made: Mapping[str, Sequence[str]] = field(repr=False)
 
 
 def known(sources: Iterable[str], home: Path) -> Known:

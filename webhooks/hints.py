@@ -7,7 +7,7 @@ the request's own signature confirms is certain. No sentence ever holds a secret
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass, replace
+from dataclasses import dataclass, field, replace
 from typing import NamedTuple
 
 from webhooks import respelling, rewriting, signatures
@@ -30,7 +30,7 @@ class Other:
 
     name: str
     recipe: Recipe
-    secrets: Sequence[str]
+    secrets: Sequence[str] = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -58,9 +58,9 @@ class Evidence:
     body: bytes | None
     body_bytes: int
     received_at: float
-    secrets: Sequence[str]
-    previous: Sequence[str] = ()
-    made: Sequence[str] = ()
+    secrets: Sequence[str] = field(repr=False)
+    previous: Sequence[str] = field(default=(), repr=False)
+    made: Sequence[str] = field(default=(), repr=False)
     others: Sequence[Other] = ()
 
     @property

@@ -26,6 +26,7 @@ if TYPE_CHECKING:
     from webhooks.claim import Claim
     from webhooks.settings import Settings
 
+MOST_OF_AN_ANSWER = 200
 CALL_TIMEOUT_S = 15.0
 EFFECT_TIMEOUT = timedelta(seconds=30)
 RECIPE = StandardWebhooks.recipe
@@ -122,20 +123,30 @@ async def _post(url: str, secret: str, id: str, body: bytes) -> int:
     headers = {"content-type": "application/json", "user-agent": "webhooks"}
     headers |= dict(sign(RECIPE, body, secret, now=time.time(), id=id))
     try:
-        async with httpx.AsyncClient(timeout=CALL_TIMEOUT_S) as http:
-            answer = await http.post(url, content=body, headers=headers)
+        async with (
+            httpx.AsyncClient(timeout=CALL_TIMEOUT_S) as http,
+            http.stream("POST", url, content=body, headers=headers) as answer,
+        ):
+            said = "" if answer.is_success else await _beginning(answer)
     except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
         raise NotDone(f"no connection to WEBHOOKS_NOTIFY_URL: {error}") from error
     except httpx.HTTPError as error:
         raise NotAccepted(f"no answer from WEBHOOKS_NOTIFY_URL: {type(error).__name__}: {error}") from error
     if answer.is_success:
         return answer.status_code
-    said = f"WEBHOOKS_NOTIFY_URL answered {answer.status_code}: {answer.text[:200]}"
+    said = f"WEBHOOKS_NOTIFY_URL answered {answer.status_code}: {said}"
     if answer.status_code == 429:
         raise NotDone(said, retry_after=_wait(answer.headers.get("retry-after")))
     if answer.is_client_error:
         raise NotDone(said)
     raise NotAccepted(said)
+
+
+async def _beginning(answer: httpx.Response) -> str:
+    """Read what an answer says, of a long or packed one no more than its first bytes as they came."""
+    async for part in answer.aiter_raw(MOST_OF_AN_ANSWER):
+        return part.decode("utf-8", "replace")
+    return ""
 
 
 def _wait(retry_after: str | None) -> timedelta | None:

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 from webhooks.errors import ConfigurationError, ProviderError
@@ -28,7 +28,7 @@ class Lasting:
 
     hook: Hook
     before: Hook | None
-    secret: str
+    secret: str = field(repr=False)
     is_new: bool
 
 

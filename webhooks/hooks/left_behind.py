@@ -13,7 +13,7 @@ import secrets
 import sys
 from collections.abc import Generator, Iterator, Sequence
 from contextlib import ExitStack, contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from pathlib import Path
 from typing import Any, Literal, get_args
@@ -53,7 +53,7 @@ class Entry:
     target: Target
     source: str
     url: str
-    secret: str | None
+    secret: str | None = field(repr=False)
     made_at: str
     state: State
     id: str | None

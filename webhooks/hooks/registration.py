@@ -8,7 +8,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncGenerator, Callable, Collection, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Protocol
 
 from webhooks.errors import ConfigurationError, ProviderError
@@ -73,8 +73,8 @@ class Wanted:
     target: Target
     url: str
     events: tuple[str, ...]
-    secret: str
-    lasting_secret: str
+    secret: str = field(repr=False)
+    lasting_secret: str = field(repr=False)
 
 
 @dataclass(frozen=True, slots=True)

@@ -8,7 +8,7 @@ import secrets
 from collections.abc import Sequence
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import quote_plus
+from urllib.parse import quote_plus, unquote_to_bytes
 
 from jsonpath import JSONPath, JSONPathError
 
@@ -91,7 +91,10 @@ class Redaction:
             nodes = [node for path in self.paths for node in path.finditer(parsed)]
         except (JSONPathError, RecursionError):
             raise Unreadable("nested past looking through") from None
-        if not nodes:
+        is_form = (first(headers, "content-type") or "").partition(";")[0].strip().lower() == FORM
+        # What a repeated key hides is looked for by nobody who reads the body, and so nobody knows whether it may stay.
+        repeated = _repeats_a_key(_payload(body) if is_form else body)
+        if not nodes and not repeated:
             return None, 0
         values = len({tuple(node.parts) for node in nodes})  # two paths may lead to one
         identity = None if source is None else source.identity(headers, body)
@@ -104,8 +107,7 @@ class Redaction:
             value = inside[part]
             inside[part] = self._another(value) if value == identity and isinstance(value, str) else _empty(value)
         written = json.dumps(parsed, ensure_ascii=False, separators=(",", ":")).encode("utf-8", "surrogatepass")
-        content_type = (first(headers, "content-type") or "").partition(";")[0].strip().lower()
-        return _in_its_form(body, written) if content_type == FORM else written, values
+        return _in_its_form(written) if is_form else written, values
 
     def _another(self, identity: str) -> str:
         digest = hashlib.blake2b(identity.encode("utf-8", "surrogatepass"), key=self.salt, digest_size=16)
@@ -123,13 +125,34 @@ def _empty(value: Any) -> Any:
     return 0
 
 
-def _in_its_form(body: bytes, written: bytes) -> bytes:
-    """Put a payload back into the form that it came in"""
-    fields = body.split(b"&")
-    place = next((place for place, field in enumerate(fields) if field.partition(b"=")[0] == b"payload"), None)
-    if place is None:
+def _repeats_a_key(body: bytes) -> bool:
+    """Whether an object in a body that can be read holds a key twice: the last one is what everybody reads."""
+    found = False
+
+    def noted(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
+        nonlocal found
+        read = dict(pairs)
+        found = found or len(read) < len(pairs)
+        return read
+
+    json.loads(body.decode("utf-8-sig", "surrogatepass"), object_pairs_hook=noted)
+    return found
+
+
+def _payload(body: bytes) -> bytes:
+    """Return the payload of a form.
+
+    Raises:
+        Unreadable: it has none, or other fields beside it.
+    """
+    fields = [field.partition(b"=") for field in body.split(b"&")]
+    if not any(name == b"payload" for name, _, _ in fields):
         raise Unreadable("a form without the field payload")
     if len(fields) > 1:
         raise Unreadable("a form with other fields beside its payload, in which nothing is looked for")
-    fields[place] = b"payload=" + quote_plus(written).encode("ascii")
-    return b"&".join(fields)
+    return unquote_to_bytes(fields[0][2].replace(b"+", b" "))
+
+
+def _in_its_form(written: bytes) -> bytes:
+    """Put a payload back into the form that it came in."""
+    return b"payload=" + quote_plus(written).encode("ascii")

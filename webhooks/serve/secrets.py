@@ -6,7 +6,7 @@ import math
 import os
 import time
 from collections.abc import Iterator, Mapping
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from pathlib import Path
 
 import structlog
@@ -34,8 +34,8 @@ class Secrets:
         made: by source, the one that `--dev` made; sources that have one of their own are not in it.
     """
 
-    in_force: Mapping[str, tuple[str, ...]]
-    made: Mapping[str, str]
+    in_force: Mapping[str, tuple[str, ...]] = field(repr=False)
+    made: Mapping[str, str] = field(repr=False)
 
 
 def read_secrets(consumer: Consumer, settings: Settings, *, dev: bool) -> Secrets:
