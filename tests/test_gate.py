@@ -753,7 +753,7 @@ async def test_a_key_of_several_columns_goes_all_the_way(pool: Pool) -> None:
         await claim.complete(agent="A")
     # Not the combinations nobody named.
     taken = await gate.take_next(pool, "claimed", 5, keys=[("acme", 2), ("blue/1", 1), ("blue", 1)])
-    assert sorted(str(claim.label) for claim in taken) == ["tickets:acme/2", "tickets:blue/1/1"]
+    assert sorted(str(claim.label) for claim in taken) == ["tickets:acme/2", "tickets:blue%2F1/1"]
     async with gate.claim_next(pool, "claimed", company="blue") as claim:
         assert claim is not None
         assert claim.key == ("blue", 2)
@@ -767,8 +767,8 @@ async def test_a_key_of_several_columns_goes_all_the_way(pool: Pool) -> None:
     async with pool.transaction() as tx:
         assert not await gate.retry(tx, ("blue", 2), decided_by="Ann", reason="why not")
         assert await gate.retry(tx, ("blue/1", 1), decided_by="Ann", reason="why not")
-    assert [attempt["outcome"] for attempt in await attempts_of(pool, "blue/1/1")] == ["expired", "expired"]
-    assert (await sql(pool, "SELECT key FROM decisions")) == [{"key": "blue/1/1"}]
+    assert [attempt["outcome"] for attempt in await attempts_of(pool, "blue%2F1/1")] == ["expired", "expired"]
+    assert (await sql(pool, "SELECT key FROM decisions")) == [{"key": "blue%2F1/1"}]
 
 
 # ---- another schema

@@ -496,7 +496,7 @@ async def test_effects_and_attempts_of_a_table_without_a_gate_are_left_and_named
 async def test_rows_are_found_by_keys_of_several_columns_and_whatever_those_hold(pool: Pool) -> None:
     await make_tickets(pool)
     consumer = Consumer(gates=[tickets_gate()], sources=[])
-    odd = 'a "quoted" \\ {name}, with/slashes'
+    odd = 'a "quoted" \\ {name}, with/slashes and 100%'
     for company, number, status in ((odd, 1, "open"), ("acme", 2, "resolved"), ("acme", 3, "open")):
         await sql(
             pool,
@@ -505,7 +505,8 @@ async def test_rows_are_found_by_keys_of_several_columns_and_whatever_those_hold
             number=number,
             status=status,
         )
-        await attempt(pool, 10 + number, f"{company}/{number}", table="tickets", effect=100)
+        key = consumer.gates["tickets"].key.text((company, number))
+        await attempt(pool, 10 + number, key, table="tickets", effect=100)
     assert counts(await pruned(pool, consumer=consumer)) == {"effects": 1, "attempts": 1}
     assert await recorded(pool) == ([11, 13], [11, 13])
 

@@ -139,9 +139,9 @@ async def test_a_key_of_several_columns_is_found_though_its_parts_hold_slashes(p
     async with pool.transaction() as tx:
         await tickets.open(tx, company="blue/1", number=2)
     await tickets.take(pool, "claimed", ("blue/1", 2), claimed_by="A")
-    answer = await told(pool, "tickets:blue/1/2", Consumer(gates=[tickets], sources=[]))
+    answer = await told(pool, "tickets:blue%2F1/2", Consumer(gates=[tickets], sources=[]))
     assert answer.row is not None
-    assert (answer.row["company"], answer.row["number"], answer.label) == ("blue/1", 2, "tickets:blue/1/2")
+    assert (answer.row["company"], answer.row["number"], answer.label) == ("blue/1", 2, "tickets:blue%2F1/2")
     assert lines(answer) == ["attempt 1 at claimed: claimed by A"]
 
 

@@ -75,7 +75,7 @@ async def apply(consumer: Consumer, claim: Claim[Stored], process: str = "", mos
             if found is None:
                 return False
             if found == parked_before:
-                reason = f"{aside.why.gate.label(aside.why.key)} is {found}: nothing there waits for {aside.event.name}"
+                reason = f"{found}: nothing there waits for {aside.event.name}"
                 await claim.complete("ignored", **_columns(aside.event.name, reason=reason))
                 return False
             # The row moved between the handler's look and ours: the handler decides again, on what is there now.
@@ -306,20 +306,22 @@ async def _park(claim: Claim[Stored], event: RawEvent, park: Park) -> str | None
     is not there cannot be locked: whether it came meanwhile is looked at once more afterwards.
 
     Returns:
-        None when it is parked; else the status found, `missing` for no row where it is not waited for.
+        None when it is parked; else which row it is, and the status found, `missing` for no row where it is not waited
+        for.
 
     Raises:
         Escalate: it has waited long enough.
     """
-    label, waiting_in = park.gate.label(park.key), ", ".join(sorted(park.while_in))
+    waiting_in = ", ".join(sorted(park.while_in))
     statements = park.gate.statements
     read = READ_SHARED.format(table=statements.table, is_key=statements.is_key)
     async with claim.transaction() as tx:
         row = await (await tx.execute(read, park.gate.key.params(park.key))).fetchone()
+        label = await park.gate.label(tx, park.key)
         if row is None and park.missing == "ignore":
-            return "missing"
+            return f"{label} is missing"
         if row is not None and row["status"] not in park.while_in:
-            return str(row["status"])
+            return f"{label} is {row['status']}"
         now = await database_time(tx)
         missing = f"waits for {label}, which is not there yet"
         reason = missing if row is None else f"waits while {label} is {waiting_in}"

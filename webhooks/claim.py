@@ -28,7 +28,15 @@ from webhooks.phase import GATE_COLUMNS, Done, check_columns
 from webhooks.pool import Pool
 from webhooks.renewer import Lease, boottime
 from webhooks.settling import Ending, read, statements
-from webhooks.statements import CLOSE_ATTEMPT, READ_ATTEMPT, READ_DECISION, WAKE_PARKED, column_params, columns_known
+from webhooks.statements import (
+    CLOSE_ATTEMPT,
+    KEY_TEXT,
+    READ_ATTEMPT,
+    READ_DECISION,
+    WAKE_PARKED,
+    column_params,
+    columns_known,
+)
 from webhooks.text import describe, members
 
 Row = TypeVar("Row", default=Any)
@@ -66,7 +74,7 @@ class Claim(Generic[Row]):
 
     def __init__(self, pool: Pool, owned: Owned, columns: dict[str, Any], asked_at: float) -> None:
         self.key: object = owned.key.value(columns)
-        self.label: str = owned.key.label(owned.table, self.key)
+        self.label: str = f"{owned.table}:{columns.pop(KEY_TEXT)}"
         self.phase: str = owned.phase.claimed
         self.claim_seq: int = columns["claim_seq"]
         self.visit: int = columns["visit"]

@@ -99,7 +99,7 @@ async def matching(tx: Transaction, consumer: Consumer, where: Mapping[str, str]
     for gate in gates:
         await _check_columns(tx, gate, where)
         rows = await _rows(tx, gate, None, where)
-        names += [gate.label(gate.key.value(row)) for row in rows if row["claimed_from"] is not None]
+        names += [gate.key.label(gate.table, gate.key.value(row)) for row in rows if row["claimed_from"] is not None]
     return names
 
 

@@ -282,9 +282,34 @@ class Key:
         return {**columns, "keys": [self.text(key) for key in keys]}
 
     def text(self, key: object) -> str:
-        """Return the key as it stands in `attempts` and `effects`: several parts joined by `/`."""
-        return "/".join(str(value) for value in self.values(key))
+        """Return the key of a row that was read as it stands in `attempts` and `effects`, which SQL writes there.
+
+        Several parts are joined by `/`, and escaped, so that no two rows have one text.
+        """
+        parts = [str(value) for value in self.values(key)]
+        return parts[0] if len(parts) == 1 else "/".join(map(_escaped, parts))
+
+    def parsed(self, text: str) -> tuple[str, ...]:
+        """Read a key that somebody wrote, and return its parts.
+
+        Raises:
+            ValueError: it has another number of parts; the message says how a key is written.
+        """
+        parts = [text] if len(self.columns) == 1 else text.split("/")
+        if len(parts) != len(self.columns):
+            columns = "/".join(self.columns).upper()
+            raise ValueError(f"{text!r} is no key of {len(self.columns)} parts: write {columns}, and a / in one as %2F")
+        return tuple(parts) if len(parts) == 1 else tuple(map(_unescaped, parts))
 
     def label(self, table: str, key: object) -> str:
         """Return a row as people name it: `table:key`."""
         return f"{table}:{self.text(key)}"
+
+
+def _escaped(part: str) -> str:
+    return part.replace("%", "%25").replace("/", "%2F")
+
+
+def _unescaped(part: str) -> str:
+    """Read an escaped part; a percent sign that begins no escape stands for itself, as people write it."""
+    return re.sub("%2F", "/", part, flags=re.IGNORECASE).replace("%25", "%")

@@ -2,9 +2,8 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from dataclasses import dataclass
-from itertools import combinations, pairwise
 from typing import Any
 
 import psycopg
@@ -82,42 +81,38 @@ async def named(tx: Transaction, consumer: Consumer, name: str) -> Named:
     Args:
         tx: where to look.
         consumer: whose gates.
-        name: `table:key`, the parts of a key of several columns joined by `/`; digits alone name a delivery.
+        name: `table:key`, the parts of a key of several columns joined by `/` (one within a part is `%2F`); digits
+            alone name a delivery.
 
     Raises:
-        ConfigurationError: it is not a name, or of a table without a gate.
+        ConfigurationError: it is not a name, or of a table without a gate, or its key has another number of parts.
     """
     of, colon, text = ("deliveries", ":", name) if name.isascii() and name.isdigit() else name.partition(":")
     if not colon or not text:
         raise ConfigurationError(f"{name!r} names no row: write TABLE:KEY, or the number of a delivery")
     gate = gate_of(consumer, of)
-    row = await row_by_text(tx, gate, text)
+    try:
+        key = gate.key.parsed(clean(text))
+    except ValueError as error:
+        raise ConfigurationError(f"{of}: {error}") from None
+    row = await _read(tx, gate, key)
     if row is None:
-        return Named(gate, f"{of}:{text}", None, None)
+        return Named(gate, await _label(tx, gate, key), None, None)
     found = gate.key.value(row)
-    return Named(gate, gate.label(found), found, row)
+    return Named(gate, gate.key.label(of, found), found, row)
 
 
 async def row_by_text(tx: Transaction, gate: Gate[Any], text: str) -> dict[str, Any] | None:
     """Read a row by its key as text; None where there is none."""
-    for key in _keys(clean(text), len(gate.key.columns)):
-        row = await _read(tx, gate, key)
-        if row is not None:
-            return row
-    return None
+    try:
+        return await _read(tx, gate, gate.key.parsed(text))
+    except ValueError:
+        return None
 
 
 def effect_name(label: str, attempt: Mapping[str, Any], effect: Mapping[str, Any]) -> str:
     """Return the name under which a phase calls an effect, given an attempt that called it."""
     return str(effect["idempotency_key"]).removeprefix(f"{label}:{attempt['phase']}:{attempt['visit']}:")
-
-
-def _keys(text: str, columns: int) -> Iterator[tuple[str, ...]]:
-    """Yield every way to read a text as so many parts: a part may hold a `/` itself."""
-    parts = text.split("/")
-    for cuts in combinations(range(1, len(parts)), columns - 1):
-        places = (0, *cuts, len(parts))
-        yield tuple("/".join(parts[start:end]) for start, end in pairwise(places))
 
 
 async def _read(tx: Transaction, gate: Gate[Any], key: tuple[str, ...]) -> dict[str, Any] | None:
@@ -133,3 +128,12 @@ async def _read(tx: Transaction, gate: Gate[Any], key: tuple[str, ...]) -> dict[
             return await (await tx.execute(query, gate.key.params(key))).fetchone()
     except psycopg.DataError:
         return None
+
+
+async def _label(tx: Transaction, gate: Gate[Any], key: tuple[str, ...]) -> str:
+    """Return the name of a row that is not there, as one that was there is recorded."""
+    try:
+        async with tx.connection.transaction():
+            return await gate.label(tx, key)
+    except psycopg.DataError:
+        return gate.key.label(gate.table, key)

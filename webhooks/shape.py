@@ -21,8 +21,11 @@ from webhooks.phase import GATE_COLUMNS, LONGEST_NAME, Conflict, Key, Order, Pha
 
 COLUMNS = (
     "SELECT a.attname AS name, format_type(a.atttypid, a.atttypmod) AS type, a.attnotnull AS not_null,\n"
-    "    pg_get_expr(d.adbin, d.adrelid) AS default, t.typtype = 'e' AS is_enum\n"
+    "    pg_get_expr(d.adbin, d.adrelid) AS default, t.typtype = 'e' AS is_enum,\n"
+    "    format_type(coalesce(nullif(t.typbasetype, 0), t.oid), NULL) AS base_type,\n"
+    "    coalesce(c.collisdeterministic, true) AS is_deterministic\n"
     "FROM pg_attribute AS a JOIN pg_type AS t ON t.oid = a.atttypid\n"
+    "LEFT JOIN pg_collation AS c ON c.oid = a.attcollation\n"
     "LEFT JOIN pg_attrdef AS d ON d.adrelid = a.attrelid AND d.adnum = a.attnum\n"
     "WHERE a.attrelid = to_regclass(%(table)s) AND a.attnum > 0 AND NOT a.attisdropped"
 )
@@ -94,6 +97,9 @@ ELSEWHERE = (
     "FROM pg_class AS c JOIN pg_namespace AS n ON n.oid = c.relnamespace\n"
     "WHERE c.relname = %(name)s AND c.relkind IN ('r', 'p') AND n.nspname !~ '^pg_' ORDER BY n.nspname"
 )
+# Types of which a value is written in one way, by PostgreSQL and by Python, whatever the settings are, and which hold
+# two values for equal only if they are written alike.
+KEY_TYPES = ("smallint", "integer", "bigint", "text", "character varying", "uuid")
 # What `quote_ident()` quotes besides names that are not plain.
 KEYWORDS = "SELECT word FROM pg_get_keywords() WHERE catcode <> 'U'"
 NOT_A_STATUS = "what no status is called"
@@ -208,6 +214,8 @@ async def faults(
         for column, use in used.items()
         if column not in found.keys() | set(GATE_COLUMNS)
     ]
+    keyed = [found[column] for column in key.columns if column in found]
+    told += [f"{name}: {fault};" for column in keyed for fault in _key_type(seen, column)]
     if "status" in found:
         told += [fault async for fault in _checks(tx, seen, found["status"], phases, escalated)]
     indexes = await _read(tx, INDEXES, table)
@@ -268,6 +276,20 @@ def _column(
         yield f"column {name} may not be NULL, but is when nobody holds the row", f"{alter} DROP NOT NULL"
     if default is not None and (found["default"] is None or "nextval" in default) and found["default"] != default:
         yield f"column {name} has another default", f"{alter} SET DEFAULT {default}"
+
+
+def _key_type(table: Table, column: dict[str, Any]) -> Iterator[str]:
+    """Say of a key's column how it comes to a type of which each value is written in one way."""
+    if column["base_type"] in KEY_TYPES and column["is_deterministic"]:
+        return
+    name, to = table.names.column(column["name"]), "bigint" if column["base_type"] == "numeric" else "text"
+    what = f"is {column['type']}, of which one value may be written in several ways"
+    if not column["is_deterministic"]:
+        what, to = "has a collation that holds different texts for equal", 'text COLLATE "default"'
+    yield (
+        f"column {name} is in the key and {what} (name a column of {', '.join(KEY_TYPES[:-1])} or {KEY_TYPES[-1]} "
+        f"instead, or change its type): ALTER TABLE {table.printed} ALTER COLUMN {name} TYPE {to}"
+    )
 
 
 def _from_enum(table: Table, found: dict[str, Any], wanted: str, uses: Sequence[dict[str, Any]]) -> str:

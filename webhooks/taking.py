@@ -20,7 +20,7 @@ from webhooks.owned import Owned
 from webhooks.phase import Phase
 from webhooks.pool import Pool
 from webhooks.renewer import boottime
-from webhooks.statements import DUE, IS_SUSPECT, RECORD_ATTEMPT, Barred, mark_name
+from webhooks.statements import DUE, IS_SUSPECT, KEY_TEXT, RECORD_ATTEMPT, Barred, mark_name
 from webhooks.text import message_of
 
 log = structlog.get_logger(__name__)
@@ -57,7 +57,7 @@ async def take(pool: Pool, owned: Owned, key: object, claimed_by: str | None) ->
         attempt = {
             "claim_seq": fence,
             "table": owned.table,
-            "key": owned.key.text(key),
+            "key": columns[KEY_TEXT],
             "phase": owned.phase.claimed,
             "visit": columns["visit"],
             "attempt": columns["attempt_count"],
@@ -159,7 +159,7 @@ async def _take_singly(
             except psycopg.Error as error:
                 if not is_about_the_row(error):
                     raise
-                label = owned.key.label(owned.table, key)
+                label = f"{owned.table}:{row[KEY_TEXT]}"
                 log.error("this row cannot be claimed: mend it by hand", row=label, error=message_of(error))
                 continue
             if claim is not None:

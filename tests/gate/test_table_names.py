@@ -151,7 +151,7 @@ async def test_a_row_lives_its_whole_life_whatever_its_table_and_columns_are_cal
     await put("status = 'new', attempt_count = 2, claim_seq = NULL, lease_until = NULL WHERE status = 'working'")
     assert await gate.sweep(pool, "working") == 3
 
-    label = gate.label(held[0].key)
+    label = held[0].label
     async with pool.transaction() as tx:
         assert (await why(tx, consumer, label, pool.settings)).row is not None
         [packet] = [packet for packet in await escalated(tx, consumer, of=name) if packet.row == label]

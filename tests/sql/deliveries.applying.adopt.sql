@@ -6,4 +6,4 @@ UPDATE "deliveries" AS t SET claimed_from = 'received', lease_until = statement_
     claimed_at = statement_timestamp(), claimed_by = coalesce(t.claimed_by, 'somebody by hand'),
     claim_seq = NULL
 FROM "bare claims" WHERE "t"."id" = "bare claims"."id" AND t.status = 'applying' AND t.lease_until IS NULL
-RETURNING "t"."id", t.status
+RETURNING "t"."id", "t"."id"::text AS "webhooks key", t.status

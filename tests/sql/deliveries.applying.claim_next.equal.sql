@@ -22,5 +22,5 @@ WITH "due rows" AS MATERIALIZED (
     SELECT claim_seq, %(table)s, "id"::text, 'applying', visit, attempt_count, claimed_by, claimed_at
     FROM "claimed rows"
 )
-SELECT "id", "source", "dedup_key", "position", "parent", "origin", "received_at", "parked_since", "reason", "wants", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "last_error", "not_before"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1", (SELECT count(*) FROM "placed rows") AS "webhooks due",
+SELECT "id", "source", "dedup_key", "position", "parent", "origin", "received_at", "parked_since", "reason", "wants", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "last_error", "id"::text AS "webhooks key", "not_before"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1", (SELECT count(*) FROM "placed rows") AS "webhooks due",
     (SELECT "is suspect" FROM "placed rows" WHERE "claim order" = 1) AS "webhooks suspect" FROM "claimed rows"

@@ -20,4 +20,4 @@ WITH "late claims" AS MATERIALIZED (
     SELECT 'deliveries', "id"::text, 'applying', attempt_count, last_error, 'pending', 20
     FROM "freed rows" WHERE status = 'dead'
 )
-SELECT "id", status FROM "freed rows"
+SELECT "id", "id"::text AS "webhooks key", status FROM "freed rows"

@@ -2,4 +2,4 @@ UPDATE "issues" SET status = claimed_from, claimed_from = NULL, attempt_count = 
     max_attempts = CASE claimed_from WHEN 'open' THEN 5 ELSE max_attempts END, not_before = statement_timestamp(),
     last_error = coalesce(last_error, 'escalated by hand')
 WHERE "id" = %(key)s AND status = 'escalated' AND claimed_from IS NOT NULL
-RETURNING status, visit
+RETURNING "id", "id"::text AS "webhooks key", status, visit

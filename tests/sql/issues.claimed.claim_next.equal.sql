@@ -22,5 +22,5 @@ WITH "due rows" AS MATERIALIZED (
     SELECT claim_seq, %(table)s, "id"::text, 'claimed', visit, attempt_count, claimed_by, claimed_at
     FROM "claimed rows"
 )
-SELECT "id", "company_id", "assigned_agent_id", "title", "body", "priority", "created_at", "external_ref", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "last_error", "rank_at"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1", (SELECT count(*) FROM "placed rows") AS "webhooks due",
+SELECT "id", "company_id", "assigned_agent_id", "title", "body", "priority", "created_at", "external_ref", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "last_error", "id"::text AS "webhooks key", "rank_at"::text AS "webhooks mark 0", "id"::text AS "webhooks mark 1", (SELECT count(*) FROM "placed rows") AS "webhooks due",
     (SELECT "is suspect" FROM "placed rows" WHERE "claim order" = 1) AS "webhooks suspect" FROM "claimed rows"

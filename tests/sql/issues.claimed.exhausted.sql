@@ -5,4 +5,4 @@ WITH "spent rows" AS MATERIALIZED (
 UPDATE "issues" AS t SET status = 'escalated', claimed_from = 'open',
     last_error = coalesce(t.last_error, 'no attempt is left')
 FROM "spent rows" WHERE "t"."id" = "spent rows"."id" AND t.status = 'open' AND t.attempt_count >= t.max_attempts
-RETURNING "t"."id", t.status
+RETURNING "t"."id", "t"."id"::text AS "webhooks key", t.status

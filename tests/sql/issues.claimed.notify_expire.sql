@@ -20,4 +20,4 @@ WITH "late claims" AS MATERIALIZED (
     SELECT 'issues', "id"::text, 'claimed', attempt_count, last_error, 'pending', 20
     FROM "freed rows" WHERE status = 'escalated'
 )
-SELECT "id", status FROM "freed rows"
+SELECT "id", "id"::text AS "webhooks key", status FROM "freed rows"

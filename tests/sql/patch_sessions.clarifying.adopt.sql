@@ -6,4 +6,4 @@ UPDATE "patch_sessions" AS t SET claimed_from = 'received', lease_until = statem
     claimed_at = statement_timestamp(), claimed_by = coalesce(t.claimed_by, 'somebody by hand'),
     claim_seq = NULL
 FROM "bare claims" WHERE "t"."sc_id" = "bare claims"."sc_id" AND t.status = 'clarifying' AND t.lease_until IS NULL
-RETURNING "t"."sc_id", t.status
+RETURNING "t"."sc_id", "t"."sc_id"::text AS "webhooks key", t.status

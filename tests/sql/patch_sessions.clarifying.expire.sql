@@ -16,4 +16,4 @@ WITH "late claims" AS MATERIALIZED (
         ended_at = statement_timestamp(), outcome = 'expired', error = f.last_error
     FROM "freed rows" AS f WHERE a.claim_seq = f.claim_seq AND a.ended_at IS NULL
 )
-SELECT "sc_id", status FROM "freed rows"
+SELECT "sc_id", "sc_id"::text AS "webhooks key", status FROM "freed rows"

@@ -6,10 +6,10 @@ WITH "spent rows" AS MATERIALIZED (
 UPDATE "patch_sessions" AS t SET status = 'escalated', claimed_from = 'clarified',
     last_error = coalesce(t.last_error, 'no attempt is left')
 FROM "spent rows" WHERE "t"."sc_id" = "spent rows"."sc_id" AND t.status = 'clarified' AND t.attempt_count >= t.max_attempts
-RETURNING "t"."sc_id", t.status, t.attempt_count, t.last_error
+RETURNING "t"."sc_id", "t"."sc_id"::text AS "webhooks key", t.status, t.attempt_count, t.last_error
 ), "notifications made" AS (
     INSERT INTO "notifications" (table_name, key, phase, attempts_made, reason, status, max_attempts)
     SELECT 'patch_sessions', "sc_id"::text, 'drafting', attempt_count, last_error, 'pending', 20
     FROM "moved rows" WHERE status = 'escalated'
 )
-SELECT "sc_id", status FROM "moved rows"
+SELECT "sc_id", "webhooks key", status FROM "moved rows"

@@ -20,4 +20,4 @@ WITH "late claims" AS MATERIALIZED (
     SELECT 'patch_sessions', "sc_id"::text, 'finishing', attempt_count, last_error, 'pending', 20
     FROM "freed rows" WHERE status = 'escalated'
 )
-SELECT "sc_id", status FROM "freed rows"
+SELECT "sc_id", "sc_id"::text AS "webhooks key", status FROM "freed rows"

@@ -22,5 +22,5 @@ WITH "due rows" AS MATERIALIZED (
     SELECT claim_seq, %(table)s, "sc_id"::text, 'opening', visit, attempt_count, claimed_by, claimed_at
     FROM "claimed rows"
 )
-SELECT "sc_id", "title", "story_url", "question", "answer", "patch", "base_commit", "opened_at", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "last_error", "not_before"::text AS "webhooks mark 0", "sc_id"::text AS "webhooks mark 1", (SELECT count(*) FROM "placed rows") AS "webhooks due",
+SELECT "sc_id", "title", "story_url", "question", "answer", "patch", "base_commit", "opened_at", "visit", "attempt_count", "max_attempts", "claim_seq", "lease_until", "claimed_by", "claimed_at", "last_error", "sc_id"::text AS "webhooks key", "not_before"::text AS "webhooks mark 0", "sc_id"::text AS "webhooks mark 1", (SELECT count(*) FROM "placed rows") AS "webhooks due",
     (SELECT "is suspect" FROM "placed rows" WHERE "claim order" = 1) AS "webhooks suspect" FROM "claimed rows"

@@ -5,4 +5,4 @@ WITH "spent rows" AS MATERIALIZED (
 UPDATE "patch_sessions" AS t SET status = 'escalated', claimed_from = 'drafted',
     last_error = coalesce(t.last_error, 'no attempt is left')
 FROM "spent rows" WHERE "t"."sc_id" = "spent rows"."sc_id" AND t.status = 'drafted' AND t.attempt_count >= t.max_attempts
-RETURNING "t"."sc_id", t.status
+RETURNING "t"."sc_id", "t"."sc_id"::text AS "webhooks key", t.status

@@ -36,7 +36,15 @@ from webhooks.phase import (
 from webhooks.pool import Pool
 from webhooks.settings import Settings
 from webhooks.shape import conflict, faults
-from webhooks.statements import CLOSE_ATTEMPT, RECORD_DECISION, Barred, Statements, column_params, columns_known
+from webhooks.statements import (
+    CLOSE_ATTEMPT,
+    KEY_TEXT,
+    RECORD_DECISION,
+    Barred,
+    Statements,
+    column_params,
+    columns_known,
+)
 from webhooks.taking import Batch
 
 log = structlog.get_logger(__name__)
@@ -301,7 +309,7 @@ class Gate(Generic[Row]):
             raise ConfigurationError(gone) from error
         if row is None:
             return False
-        await self._moved(tx, self.key.value(row), entered)
+        await self._moved(tx, row, entered)
         return True
 
     async def _conflict(
@@ -355,7 +363,7 @@ class Gate(Generic[Row]):
             reason = f"moved to {to} while it was being worked on"
             lost = {"claim_seq": row["claim_seq"], "outcome": "lost", "error": reason}
             await tx.execute(CLOSE_ATTEMPT, lost)
-        await self._moved(tx, key, entered)
+        await self._moved(tx, row, entered)
         return Moved(True, None)
 
     async def retry(
@@ -384,20 +392,22 @@ class Gate(Generic[Row]):
             "reason": reason,
             "value": None if value is None else clean(json.dumps(value, ensure_ascii=False)),
         }
-        of = {"table": self.table, "key": self.key.text(key), "visit": row["visit"]}
+        of = {"table": self.table, "key": row[KEY_TEXT], "visit": row["visit"]}
         await tx.execute(RECORD_DECISION, {**of, **decision})
-        await self._moved(tx, key, entered)
+        await self._moved(tx, row, entered)
         return True
 
-    async def _moved(self, tx: Transaction, key: object, entered: Phase | None) -> None:
+    async def _moved(self, tx: Transaction, row: Mapping[str, Any], entered: Phase | None) -> None:
         if entered is not None:
-            tx.moved.append(Ready(self.table, entered.claimed, key))
-        tx.touched.append(self.label(key))
-        await wake_parked(tx, self.label(key))
+            tx.moved.append(Ready(self.table, entered.claimed, self.key.value(row)))
+        label = f"{self.table}:{row[KEY_TEXT]}"
+        tx.touched.append(label)
+        await wake_parked(tx, label)
 
-    def label(self, key: object) -> str:
-        """Return a row as people name it: `table:key`."""
-        return self.key.label(self.table, key)
+    async def label(self, tx: Transaction, key: object) -> str:
+        """Return a row as people name it, `table:key`, whether it is there or not."""
+        row = await (await tx.execute(self.statements.spelled(), self.key.params(key))).fetchone()
+        return f"{self.table}:{row[KEY_TEXT] if row is not None else self.key.text(key)}"
 
     def _check_target(self, status: str) -> None:
         if status in self.phases:

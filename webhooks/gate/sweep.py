@@ -15,7 +15,7 @@ from webhooks import stuck
 from webhooks.db.sqlstate import is_about_the_row
 from webhooks.owned import Owned
 from webhooks.pool import Pool
-from webhooks.statements import Sweep
+from webhooks.statements import KEY_TEXT, Sweep
 
 log = structlog.get_logger(__name__)
 
@@ -74,14 +74,14 @@ async def _one_by_one(
         rows = await (await tx.execute(each.listed, {"refusing": refusing})).fetchall()
     moved: list[str] = []
     refused = 0
-    for key in map(owned.key.value, rows):
+    for row in rows:
         try:
-            moved += await _run(pool, owned, each.alone, {**params, **owned.key.params(key)})
+            moved += await _run(pool, owned, each.alone, {**params, **owned.key.params(owned.key.value(row))})
         except psycopg.Error as error:
             if not is_about_the_row(error):
                 raise
             refused += 1
-            text = owned.key.text(key)
+            text = row[KEY_TEXT]
             pool.stuck.refused(owned.table, owned.phase.claimed, "freed", text)
             async with pool.transaction() as tx:
                 await stuck.record(tx, owned.table, text, owned.phase.claimed, "freed", error)
@@ -93,7 +93,7 @@ async def _run(pool: Pool, owned: Owned, statement: bytes, params: Mapping[str, 
     with suppress(LockNotAvailable):
         async with pool.transaction() as tx:
             swept = await (await tx.execute(statement, params)).fetchall()
-    moved = [owned.key.text(owned.key.value(row)) for row in swept]
+    moved = [row[KEY_TEXT] for row in swept]
     for key, row in zip(moved, swept, strict=True):
         log.warning("swept", row=f"{owned.table}:{key}", phase=owned.phase.claimed, status=row["status"])
     return moved

@@ -6,7 +6,6 @@ from collections.abc import Collection, Iterable
 from dataclasses import dataclass
 from datetime import datetime
 from functools import lru_cache
-from itertools import combinations, pairwise
 from typing import Any
 
 import psycopg
@@ -85,7 +84,7 @@ async def rows_of(tx: Transaction, gate: Gate[Any], keys: Collection[str], *, ag
         ages: whether to work out since when they age; only a dry run has to know, which leaves them in place.
     """
     by_key, by_text = _statements(gate, ages)
-    parts = [part for key in keys for part in _readings(key, len(gate.key.columns))]
+    parts = [part for key in keys if (part := _parsed(gate, key)) is not None]
     columns = {name: _array(part[place] for part in parts) for place, name in enumerate(gate.key.names())}
     params = {**columns, "keys": list(keys)}
     try:
@@ -120,12 +119,12 @@ def _statements(gate: Gate[Any], ages: bool) -> tuple[bytes, bytes]:
     )
 
 
-def _readings(key: str, columns: int) -> Iterable[tuple[str, ...]]:
-    """Return every way to read a text as a key of so many columns: a part may hold a `/` itself."""
-    parts = key.split("/")
-    for cuts in combinations(range(1, len(parts)), columns - 1):
-        places = (0, *cuts, len(parts))
-        yield tuple("/".join(parts[start:end]) for start, end in pairwise(places))
+def _parsed(gate: Gate[Any], key: str) -> tuple[str, ...] | None:
+    """Read a key as it was recorded; None where its gate had another number of columns then, and no row has it now."""
+    try:
+        return gate.key.parsed(key)
+    except ValueError:
+        return None
 
 
 def _array(texts: Iterable[str]) -> str:

@@ -119,8 +119,9 @@ async def _row(tx: Transaction, consumer: Consumer | None, given: str) -> str | 
         gates = gates_of(consumer)
         if of not in gates:
             return f"{told}, and there is no gate over a table {of!r}; {there_are(of, gates)}"
-        if (await named(tx, consumer, given)).row is not None:
-            return None
+        found = await named(tx, consumer, given)
+        if found.row is not None:
+            return None if found.label == given else f"{told}: that row is written {found.label}"
         told += ", and there is no such row"
     stored = await _names(tx, ROWS, newest=NEWEST, of=clean(f"{of}:"))
     return f"{told}; {there_are(given, stored)}"

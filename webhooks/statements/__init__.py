@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from webhooks.phase import Phase
 from webhooks.statements.claiming import DUE, GIVEN_BACK, IS_SUSPECT, Barred, Claiming, bare, mark_name
 from webhooks.statements.ending import NOTIFICATION_ATTEMPTS, Ending, late, spent
+from webhooks.statements.gated import KEY_TEXT
 from webhooks.statements.moving import Moving
 from webhooks.statements.records import (
     CLOSE_ATTEMPT,
@@ -28,6 +29,7 @@ __all__ = [
     "DUE",
     "GIVEN_BACK",
     "IS_SUSPECT",
+    "KEY_TEXT",
     "NOTIFICATION_ATTEMPTS",
     "READ_ATTEMPT",
     "READ_DECISION",

@@ -142,10 +142,10 @@ class Claiming(Gated):
     ) -> bytes:
         """Read the keys that `claim_next` would take, a hundred of them, without a lock, and which it takes alone."""
         return compose(
-            "SELECT {key_list}, {suspect} AS {is_suspect} FROM {table} AS t\n"
+            "SELECT {key}, {suspect} AS {is_suspect} FROM {table} AS t\n"
             "WHERE status = {ready} AND attempt_count < max_attempts AND not_before <= now(){guards}\n"
             "ORDER BY {order_by} LIMIT 100",
-            key_list=self.key_list,
+            key=self.key_answer,
             suspect=self._of_attempts(SUSPECT),
             is_suspect=Identifier(IS_SUSPECT),
             table=self.table,
@@ -265,11 +265,11 @@ class Claiming(Gated):
             "    claimed_at = statement_timestamp(), claimed_by = coalesce(t.claimed_by, 'somebody by hand'),\n"
             "    claim_seq = NULL\n"
             'FROM "bare claims" WHERE {same_key} AND t.status = {claimed} AND t.lease_until IS NULL\n'
-            "RETURNING {key_of_t}, t.status",
+            "RETURNING {key}, t.status",
             picked=self.picked(bare(phase), alone=alone),
             table=self.table,
             claimed=Literal(phase.claimed),
             ready=Literal(phase.ready),
             same_key=self.same_key("t", "bare claims"),
-            key_of_t=self.key_of_t,
+            key=self.key_answer_of_t,
         )

@@ -9,7 +9,7 @@ from psycopg.sql import SQL, Composable, Composed, Identifier, Literal, Placehol
 
 from webhooks.db import compose, named
 from webhooks.phase import Phase
-from webhooks.statements.gated import CLEARED, Gated
+from webhooks.statements.gated import CLEARED, KEY_TEXT, Gated
 
 NOTIFICATION_ATTEMPTS = 20
 """What a notification's row is given: whoever is to be told may be away for hours."""
@@ -91,9 +91,9 @@ class Ending(Gated):
             "        ended_at = statement_timestamp(), outcome = 'expired', error = f.last_error\n"
             '    FROM "freed rows" AS f WHERE a.claim_seq = f.claim_seq AND a.ended_at IS NULL\n'
             "){notified}\n"
-            'SELECT {key_list}, status FROM "freed rows"',
+            'SELECT {key}, status FROM "freed rows"',
             picked=self.picked(late(phase), alone=alone, more=", claim_seq"),
-            key_list=self.key_list,
+            key=self.key_answer,
             table=self.table,
             claimed=Literal(phase.claimed),
             escalated=self.escalated,
@@ -114,16 +114,16 @@ class Ending(Gated):
             "UPDATE {table} AS t SET status = {escalated}, claimed_from = {ready},\n"
             "    last_error = coalesce(t.last_error, 'no attempt is left')\n"
             'FROM "spent rows" WHERE {same_key} AND t.status = {ready} AND t.attempt_count >= t.max_attempts\n'
-            "RETURNING {key_of_t}, t.status{more}",
+            "RETURNING {key}, t.status{more}",
             picked=self.picked(spent(phase), alone=alone),
             table=self.table,
             ready=Literal(phase.ready),
             escalated=self.escalated,
             same_key=self.same_key("t", "spent rows"),
-            key_of_t=self.key_of_t,
+            key=self.key_answer_of_t,
             more=more,
         )
-        answer = SQL("{}, status").format(self.key_list)
+        answer = SQL("{}, {}, status").format(self.key_list, Identifier(KEY_TEXT))
         return self._told(phase, escalation, answer) if notify else escalation.as_bytes(None)
 
     def _closing(self, moving: Composable, *more: Composable) -> bytes:

@@ -10,6 +10,9 @@ from psycopg.sql import SQL, Composable, Identifier, Literal, Placeholder
 from webhooks.db import compose, table
 from webhooks.phase import Key, Order, Phase
 
+KEY_TEXT = "webhooks key"
+"""What statements answer the key's text as. It stands beside all columns of a table, so no column is called that."""
+
 CLEARED = SQL("claimed_by = NULL, claimed_at = NULL, lease_until = NULL")
 
 
@@ -41,7 +44,6 @@ class Gated:
         self.reserved = reserved
         self.table = table(name)
         self.key = key
-        self.columns = SQL(", ").join(map(Identifier, columns)) if columns else SQL("*")
         self.order_by = order.sql
         self.marks = order.columns if order.ascending else ()
         self.escalated = Literal(escalated)
@@ -50,12 +52,17 @@ class Gated:
             for column, param in zip(key.columns, key.names(), strict=True)
         )
         self.key_list = SQL(", ").join(map(Identifier, key.columns))
-        self.key_of_t = SQL(", ").join(Identifier("t", column) for column in key.columns)
-        self.key_text = SQL(" || '/' || ").join(SQL("{}::text").format(Identifier(column)) for column in key.columns)
-        self.not_refusing = SQL("{} <> ALL(%(refusing)s)").format(self.key_text)
-        self.key_of_t_text = SQL(" || '/' || ").join(
-            SQL("{}::text").format(Identifier("t", column)) for column in key.columns
+        self.key_text = _key_text([Identifier(column) for column in key.columns])
+        self.key_of_t_text = _key_text([Identifier("t", column) for column in key.columns])
+        # A row's key, in what a statement answers: its columns, and its text.
+        self.key_answer = SQL("{}, {} AS {}").format(self.key_list, self.key_text, Identifier(KEY_TEXT))
+        self.key_answer_of_t = SQL("{}, {} AS {}").format(
+            SQL(", ").join(Identifier("t", column) for column in key.columns), self.key_of_t_text, Identifier(KEY_TEXT)
         )
+        self.columns = SQL("{}, {} AS {}").format(
+            SQL(", ").join(map(Identifier, columns)) if columns else SQL("*"), self.key_text, Identifier(KEY_TEXT)
+        )
+        self.not_refusing = SQL("{} <> ALL(%(refusing)s)").format(self.key_text)
 
     @property
     def unreserved(self) -> Composable:
@@ -97,7 +104,8 @@ class Gated:
     def listed(self, due: Composable) -> bytes:
         """Read the keys of those rows, without a lock."""
         return compose(
-            "SELECT {key_list} FROM {table} WHERE {due} AND {which} ORDER BY {key_list} LIMIT 100",
+            "SELECT {key} FROM {table} WHERE {due} AND {which} ORDER BY {key_list} LIMIT 100",
+            key=self.key_answer,
             key_list=self.key_list,
             table=self.table,
             due=due,
@@ -129,3 +137,14 @@ class Gated:
                 )
             )
         return SQL(", ").join(parts)
+
+
+def _key_text(columns: Sequence[Composable]) -> Composable:
+    """Write a key as text: as it is where it is one column; else the parts joined by `/`, each with its own `/` as
+    `%2F` and `%` as `%25`, so that no two rows have one text. `Key.text` writes what was read the same way."""
+    texts = [SQL("{}::text").format(column) for column in columns]
+    if len(texts) == 1:
+        return texts[0]
+    # chr(37), because a percent sign is a placeholder where there are parameters, and none where there are not.
+    escaped = SQL("replace(replace({}, chr(37), chr(37) || '25'), '/', chr(37) || '2F')")
+    return SQL(" || '/' || ").join(escaped.format(text) for text in texts)

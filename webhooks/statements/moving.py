@@ -8,7 +8,7 @@ from psycopg.sql import SQL, Composable, Identifier, Literal, Placeholder
 
 from webhooks.db import compose
 from webhooks.phase import Conflict, Phase
-from webhooks.statements.gated import Gated
+from webhooks.statements.gated import KEY_TEXT, Gated
 
 
 class Moving(Gated):
@@ -28,18 +28,19 @@ class Moving(Gated):
             names=SQL(", ").join(names),
             values=SQL(", ").join(values),
             unless=SQL("") if there is None else SQL("\nON CONFLICT {} DO NOTHING").format(_target(there)),
-            key=self.key_list,
+            key=self.key_answer,
         )
 
     @lru_cache(maxsize=256)  # noqa: B019
     def advance(self, from_: tuple[str, ...], to: str, columns: tuple[str, ...], entered: Phase | None) -> bytes:
         """Move a row from one of some statuses to another, whoever holds it."""
         return compose(
-            "UPDATE {table} SET status = {to}, {move}\nWHERE {is_key} AND {guard}\nRETURNING claim_seq",
+            "UPDATE {table} SET status = {to}, {move}\nWHERE {is_key} AND {guard}\nRETURNING {key}, claim_seq",
             table=self.table,
             to=Literal(to),
             move=self.move(columns, entered, "%(visit)s"),
             is_key=self.is_key,
+            key=self.key_answer,
             guard=SQL("status = {}").format(Literal(from_[0]))
             if len(from_) == 1
             else SQL("status IN ({})").format(SQL(", ").join(map(Literal, from_))),
@@ -54,7 +55,8 @@ class Moving(Gated):
             "    max_attempts = CASE claimed_from {each} ELSE max_attempts END, not_before = statement_timestamp(),\n"
             "    last_error = coalesce(last_error, 'escalated by hand')\n"
             "WHERE {is_key} AND status = {escalated} AND claimed_from IS NOT NULL\n"
-            "RETURNING status, visit",
+            "RETURNING {key}, status, visit",
+            key=self.key_answer,
             table=self.table,
             each=SQL(" ").join(
                 SQL("WHEN {} THEN {}").format(Literal(phase.ready), Literal(phase.max_attempts)) for phase in phases
@@ -65,6 +67,21 @@ class Moving(Gated):
 
     def status(self) -> bytes:
         return compose("SELECT status FROM {table} WHERE {is_key}", table=self.table, is_key=self.is_key)
+
+    def spelled(self) -> bytes:
+        """Read the text of a key: of its row, or of one that is not there, whose parts are of the columns' types."""
+        return compose(
+            "SELECT coalesce((SELECT {key_text} FROM {table} WHERE {is_key}), (\n"
+            "    SELECT {key_text}\n"
+            "    FROM (SELECT {key_list} FROM {table} WHERE false UNION ALL SELECT {given}) AS asked\n"
+            ")) AS {name}",
+            key_text=self.key_text,
+            key_list=self.key_list,
+            table=self.table,
+            is_key=self.is_key,
+            name=Identifier(KEY_TEXT),
+            given=SQL(", ").join(map(Placeholder, self.key.names())),
+        )
 
 
 def _target(there: Conflict) -> Composable:
