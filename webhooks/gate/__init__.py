@@ -71,7 +71,7 @@ class Gate(Generic[Row]):
 
     Args:
         table: the table; it has the columns of `gated`.
-        key: its key column, or several joined by a comma.
+        key: its key column, or several joined by a comma; whole numbers, text under a deterministic collation, or uuid.
         row: the pydantic model (or dataclass) of the columns a phase reads; dicts of all columns without it.
         order_by: what `claim_next` orders by; by default what has been due for longest. Columns with their directions
             are quoted as names are; anything more (`lower(name)`) is taken as SQL, as it is written.
