@@ -1,12 +1,14 @@
 """A consumer for the tests of the command: `--app shop:consumer`.
 
 It tells of itself through files in the working directory, because it runs in a process of its own: `running` is there
-once a phase runs, and the phase does not end while `held` is there, nor when it is cancelled while `stubborn` is.
+once a phase runs, and the phase does not end while `held` is there, nor when it is cancelled while `stubborn` is. While
+`threaded` is there a thread does the work.
 """
 
 from __future__ import annotations
 
 import asyncio
+import time
 from collections.abc import AsyncGenerator
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -20,7 +22,7 @@ from starlette.routing import Route
 
 from webhooks import Claim, Consumer, Done, Event, Gate, GitHub, Ignore, Shortcut, Transaction
 
-RUNNING, HELD, STUBBORN = Path("running"), Path("held"), Path("stubborn")
+RUNNING, HELD, STUBBORN, THREADED = Path("running"), Path("held"), Path("stubborn"), Path("threaded")
 
 shortcut, github = Shortcut(), GitHub()
 sessions = Gate("patch_sessions", key="sc_id")
@@ -34,8 +36,17 @@ async def open_session(event: Event, tx: Transaction) -> None:
     await sessions.open(tx, sc_id=event.data["id"], title=event.data["name"])
 
 
+def wait() -> None:
+    RUNNING.touch()
+    while HELD.exists():
+        time.sleep(0.02)
+
+
 @sessions.phase("received", claimed="clarifying", done="clarified")
 async def clarify(session: dict[str, Any], claim: Claim) -> Done:
+    if THREADED.exists():  # noqa: ASYNC240 - a moment, in a process that does nothing else
+        await asyncio.to_thread(wait)
+        return claim.done()
     RUNNING.touch()  # noqa: ASYNC240 - a moment, in a process that does nothing else
     while True:
         try:

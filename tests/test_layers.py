@@ -14,7 +14,7 @@ ROOT = Path(__file__).parent.parent
 # From the bottom up. A module imports only from layers below its own, or from its own folder.
 LAYERS = (
     ("nesting", "text"),
-    ("errors", "delivery", "marks", "near"),
+    ("errors", "delivery", "marks", "near", "threads"),
     ("outcome", "phase", "settings", "source_secrets", "db", "observe"),
     ("signatures", "senders", "statements", "shape", "stuck", "renewer", "migrate", "postmaster"),
     ("sources", "embedded", "settling"),

@@ -488,6 +488,28 @@ def test_reload_starts_again_when_a_file_changes_and_survives_one_that_is_wrong(
     assert process.output.count("version") == 3
 
 
+@pytest.mark.invariant(6)
+def test_a_row_is_free_once_the_process_is_gone_whose_thread_worked_for_it_past_the_drain(
+    database_url: str, tmp_path: Path
+) -> None:
+    (tmp_path / "held").touch()
+    (tmp_path / "threaded").touch()
+    with serving(tmp_path, database_url, WEBHOOKS_DRAIN_S="0.2", WEBHOOKS_LEASE_S="2") as process:
+        trigger(process, "shortcut", "story.update", "--set", "actions.0.id=7")
+        eventually((tmp_path / "running").exists)
+        process.signal()
+        process.says("the row stays claimed")
+        assert one(database_url, "SELECT status FROM patch_sessions") == "clarifying"
+        assert process.ends(60) == 1
+        [row] = rows(
+            database_url,
+            "SELECT status, attempt_count, not_before > clock_timestamp() AS rests FROM patch_sessions",
+        )
+        assert row == {"status": "received", "attempt_count": 0, "rests": True}
+        assert one(database_url, "SELECT outcome FROM attempts WHERE phase = 'clarifying'") == "interrupted"
+        assert "patch_sessions:7" in process.log.splitlines()[-1]
+
+
 def test_a_handler_that_ignores_its_cancellation_does_not_keep_the_process(database_url: str, tmp_path: Path) -> None:
     (tmp_path / "held").touch()
     (tmp_path / "stubborn").touch()

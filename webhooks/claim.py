@@ -38,6 +38,7 @@ from webhooks.statements import (
     columns_known,
 )
 from webhooks.text import describe, members
+from webhooks.threads import Running
 
 Row = TypeVar("Row", default=Any)
 R = TypeVar("R")
@@ -46,6 +47,8 @@ Ts = TypeVarTuple("Ts")
 log = structlog.get_logger(__name__)
 
 SETTLE_WITHIN_S = 30.0
+GONE_WITHIN = timedelta(seconds=5)
+"""How long a row rests that is let go while a thread works for it, because its process is about to be gone."""
 
 
 class Claim(Generic[Row]):
@@ -84,6 +87,7 @@ class Claim(Generic[Row]):
         self._pool = pool
         self._owned = owned
         self._columns = columns
+        self._threads = Running()
         self._inside: set[asyncio.Task[Any] | None] = set()  # the tasks with a transaction() of ours open
         self._stop: Stop | None = None
         self._ending = False
@@ -297,7 +301,8 @@ class Claim(Generic[Row]):
                 {column: value for column, value in self._columns.items() if column not in GATE_COLUMNS}
             )
             self.decision = await self._decided()
-            yield self
+            with self._threads.noted():
+                yield self
             if not self.settled:
                 log.warning("left without complete(): released", row=self.label, phase=self.phase)
                 await self._end(None)
@@ -329,8 +334,19 @@ class Claim(Generic[Row]):
         """Release as the block's ending demands. Nothing that goes wrong here hides the error that led here."""
         self._ending = True
         release = release_for(error, self._stop, self.attempt, self._pool.backoff, random.random())
-        if release is None or await self._released(release):
+        if release is not None and self._threads.calls:
+            await finished(self._end_after_threads(release))
+        elif release is None or await self._released(release):
             await finished(self._close_as_lost(), SETTLE_WITHIN_S)
+
+    async def _end_after_threads(self, release: Release) -> None:
+        """Keep the row until no thread works for it; one that ends with the process has that long to be gone."""
+        self._pool.renewer.keep(self._lease)
+        with self._pool.threads.kept(self.label):
+            if not await self._pool.threads.ended(self._threads):
+                release = replace(release, delay=max(release.delay, GONE_WITHIN))
+            if await self._released(release):
+                await finished(self._close_as_lost(), SETTLE_WITHIN_S)
 
     async def _released(self, release: Release) -> bool:
         """Write a release, with less text where the database refuses it; return whether the row was lost meanwhile."""

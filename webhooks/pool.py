@@ -24,6 +24,7 @@ from webhooks.renewer import Renewer
 from webhooks.settings import Settings
 from webhooks.settling import Settling
 from webhooks.stuck import Stuck
+from webhooks.threads import Threads
 
 MOST_CONNECTIONS = 16
 
@@ -41,6 +42,7 @@ class Pool:
         settling: writes the ends of its claims.
         marks: where its last looks through the queues ended.
         health: what is at fault in this process.
+        threads: which claims wait for threads that work for them.
         stuck: which rows refused lately.
     """
 
@@ -56,6 +58,7 @@ class Pool:
         self.settling = Settling(self)
         self.marks = Marks()
         self.health = Health()
+        self.threads = Threads()
         self.stuck = Stuck()
         self._fence = 0
         self._fences_left = 0
@@ -63,7 +66,7 @@ class Pool:
     @classmethod
     @asynccontextmanager
     async def open(cls, url: str | None = None, *, settings: Settings | None = None) -> AsyncGenerator[Pool]:
-        """Open the pool of this process.
+        """Open the pool of this process. It is closed when no thread works for a claim any more.
 
         Args:
             url: a PostgreSQL address; None takes `DATABASE_URL`, and without that the embedded server.
@@ -86,6 +89,7 @@ class Pool:
             yield pool
         finally:
             try:
+                await pool.threads.all_ended()
                 await pool.pulse.stop()
                 await pool.settling.stop()
                 await pool.renewer.stop()

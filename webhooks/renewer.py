@@ -8,6 +8,7 @@ while a laptop sleeps, counted from *before* a renewal was asked for.
 from __future__ import annotations
 
 import asyncio
+import math
 import threading
 import time
 from collections.abc import Callable
@@ -128,6 +129,12 @@ class Renewer:
     def remove(self, lease: Lease) -> None:
         with self._changed:
             self._leases.discard(lease)
+
+    def keep(self, lease: Lease) -> None:
+        """Renew it past its phase's timeout, too."""
+        with self._changed:
+            lease.stop_at = math.inf
+            self._changed.notify()
 
     def unlocked(self, lease: Lease, *, renew: bool) -> None:
         """The transaction of our own is over: renew at once what it made us skip, or what its rollback took back."""

@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import os
 import sys
+import threading
 from collections.abc import AsyncGenerator, Callable, Coroutine, Sequence
 from contextlib import AsyncExitStack, asynccontextmanager, suppress
 from dataclasses import dataclass, replace
@@ -24,6 +25,7 @@ from psycopg_pool import PoolTimeout
 
 from webhooks.accept import Accepter
 from webhooks.bell import Bell
+from webhooks.claim import GONE_WITHIN
 from webhooks.consumer import Consumer
 from webhooks.control import Control
 from webhooks.control.ask import Asker
@@ -140,28 +142,51 @@ def _loop_factory() -> Callable[[], asyncio.AbstractEventLoop]:
 
 
 async def _run(options: Options, ready: Callable[[Running], None]) -> None:
+    left: set[str] = set()
     async with signals() as heard, AsyncExitStack() as stack:
         settings = Settings.load()
         consumer = load_consumer(options.app)
         secrets = Secrets({}, {}) if options.port is None else read_secrets(consumer, settings, dev=options.dev)
-        watched, leave = await _start(stack, heard, options, settings, consumer, secrets, ready)
+        watched, leave = await _start(stack, heard, options, settings, consumer, secrets, ready, left)
         heard.ready()
         await _until_stopped(heard, watched)
         if settings.shutdown_delay_s and options.port is not None:
             leave()
             await _delay(heard, settings.shutdown_delay_s)
-    await _leave_the_stubborn()
+    await _leave_the_stubborn(left)
 
 
-async def _leave_the_stubborn() -> None:
-    """End the process though a handler ignores that it was cancelled; its row is freed when its lease is over."""
+async def _let_go(pool: Pool, left: set[str]) -> None:
+    """Free the rows for which threads still work, as the last thing that is written: the threads end with the process,
+    which is gone before anybody can claim a row, whatever hangs until then."""
+    if not pool.threads.waiting:
+        return
+    left |= pool.threads.leave()
+    gone = threading.Timer(GONE_WITHIN.total_seconds() - 1, os._exit, (1,))
+    gone.daemon = True
+    gone.start()
+    await pool.threads.all_ended()
+
+
+async def _leave_the_stubborn(left: set[str]) -> None:
+    """End the process though a handler ignores that it was cancelled, or a thread goes on; where nothing else was said
+    of its row, that is freed when its lease is over."""
+    if left:
+        log.error("threads still work for these rows, and end with the process", rows=sorted(left))
+        _exit()
     others = asyncio.all_tasks() - {asyncio.current_task()}
     await ended(others)
     stubborn = sorted(task.get_name() for task in others if not task.done())
     if stubborn:
         log.error("still running though cancelled, and left behind", tasks=stubborn)
-        sys.stderr.flush()
-        os._exit(1)
+        _exit()
+
+
+def _exit() -> None:
+    for stream in (sys.stdout, sys.stderr):
+        with suppress(OSError):
+            stream.flush()
+    os._exit(1)
 
 
 async def _start(
@@ -172,6 +197,7 @@ async def _start(
     consumer: Consumer,
     secrets: Secrets,
     ready: Callable[[Running], None],
+    left: set[str],
 ) -> tuple[list[asyncio.Task[None]], Callable[[], None]]:
     """Start everything; return the tasks that end only when something is wrong, and what is called before the end."""
     watched: list[asyncio.Task[None]] = []
@@ -194,6 +220,7 @@ async def _start(
         watched.append(found.keeper)
     await prepared(found, settings, consumer)
     pool = await stack.enter_async_context(Pool.open(found.url, settings=settings))
+    stack.push_async_callback(_let_go, pool, left)
     fleet = Fleet(pool, consumer, app=options.app, works=options.worker)
     await fleet.join()
     stack.push_async_callback(fleet.leave)

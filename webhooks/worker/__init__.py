@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Iterable
+from contextlib import suppress
 from functools import partial
 from typing import Any, cast
 
@@ -125,6 +126,8 @@ class Worker:
         )
 
     def start(self) -> None:
+        """Begin to work. The loop's default executor becomes ours: it knows for which row a thread works."""
+        asyncio.get_running_loop().set_default_executor(self._pool.threads.executor)
         self.bell.start()
         self._tasks = [
             *(asyncio.create_task(lane.keep_going(), name=f"lane {lane.phase}") for lane in self._lanes.values()),
@@ -146,14 +149,21 @@ class Worker:
         await ended(self._tasks)
         self._tasks = []
         await self.bell.stop()
-        running = {task for lane in self._lanes.values() for task in lane.running}
+        running = {task: claim for lane in self._lanes.values() for task, claim in lane.running.items()}
         if not running:
             return
         log.info("draining", running=len(running), seconds=within_s)
-        await _ended(running, within_s, hurry)
+        await _ended(set(running), within_s, hurry)
         for lane in self._lanes.values():
             lane.cut()
-        await asyncio.wait(running, timeout=SETTLE_S)
+        with suppress(TimeoutError):
+            async with asyncio.timeout(SETTLE_S):
+                # Those that wait for their threads keep their rows, and may do so for long.
+                while left := {task for task, claim in running.items() if not self._is_over(task, claim)}:
+                    await asyncio.wait(left, timeout=SETTLE_S / 50)
+
+    def _is_over(self, task: asyncio.Task[None], claim: Claim[Any]) -> bool:
+        return task.done() or claim.label in self._pool.threads.waiting
 
     async def _hear(self) -> None:
         while True:
