@@ -470,9 +470,10 @@ async def test_a_priority_holds_for_rows_that_were_tried_and_for_known_ones(
     may_run = asyncio.Semaphore(0)
 
     @jobs.phase("waiting", claimed="working", done="finished", concurrency=1)
-    async def work(job: dict[str, Any], claim: Claim[Any]) -> None:
+    async def work(job: dict[str, Any], claim: Claim[Any]) -> Done:
         began.append(job["id"])
         await may_run.acquire()
+        return claim.done()
 
     async with stack(database_url, Consumer(gates=[jobs], sources=[]), settings=quick(poll_s=NEVER_S)) as running:
         worker = running.worker
