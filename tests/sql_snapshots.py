@@ -63,6 +63,8 @@ def snapshots() -> dict[str, str]:
         "deliveries.any.handled": wants.HANDLED,
         "deliveries.any.end_unhandled": wants.END_UNHANDLED,
         "deliveries.applying.split": inbox_statements.SPLIT,
+        "deliveries.any.parked": statements.PARKED,
+        "deliveries.any.wake": statements.WAKE,
         "effects.any.intend": effects.INTEND,
         "effects.any.find": effects.FIND,
         "effects.any.intend_again": effects.INTEND_AGAIN,

@@ -397,7 +397,8 @@ async def test_rows_that_are_no_longer_escalated_are_passed_over(pool: Pool) -> 
     await resolved(pool, "patch_sessions:1", "closed")
     async with pool.transaction() as tx:
         names = ["patch_sessions:1", "patch_sessions:2"]
-        assert await retry_each(tx, CONSUMER, names, decided_by="Ann", reason="again") == ["patch_sessions:2"]
+        retried = await retry_each(tx, CONSUMER, names, decided_by="Ann", reason="again")
+        assert retried == (["patch_sessions:2"], {})
     assert await status_of(pool, 2) == "clarified"
 
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 from collections import Counter
-from collections.abc import Mapping
 from dataclasses import replace
 from datetime import UTC, datetime, timedelta
 from pathlib import Path
@@ -639,11 +638,10 @@ async def test_what_somebody_has_locked_is_passed_over_with_all_that_belongs_to_
 async def test_what_is_unfinished_by_the_time_of_the_lock_is_not_removed(pool: Pool) -> None:
     """What the page said may be over: whoever replays or splits a delivery commits before it is locked."""
     ids = [await delivery(pool, 100) for _ in range(3)]
-    page: list[Mapping[str, Any]] = [{"id": id} for id in ids]
     await sql(pool, "UPDATE deliveries SET status = 'received' WHERE id = %(id)s", id=ids[0])
     await delivery(pool, 100, parent=ids[1], position=1, status="received")
     async with pool.transaction() as tx:
-        held, parts = await walks._held(tx, page)  # pyright: ignore[reportPrivateUsage]
+        held, parts = await walks._held(tx, ids)  # pyright: ignore[reportPrivateUsage]
     assert (held, parts) == ([ids[2]], [])
 
 

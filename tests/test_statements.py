@@ -44,6 +44,7 @@ PARAMS: dict[str, Any] = {
     "phase": "drafting",
     "table": "patch_sessions",
     "rows": ["patch_sessions:1"],
+    "ids": [1],
     "decision": "retry",
     "value": None,
     "decided_by": "somebody",

@@ -27,13 +27,12 @@ from webhooks.owned import Owned
 from webhooks.phase import GATE_COLUMNS, Done, check_columns
 from webhooks.pool import Pool
 from webhooks.renewer import Lease, boottime
-from webhooks.settling import Ending, read, statements
+from webhooks.settling import Ending, read, statements, wake
 from webhooks.statements import (
     CLOSE_ATTEMPT,
     KEY_TEXT,
     READ_ATTEMPT,
     READ_DECISION,
-    WAKE_PARKED,
     column_params,
     columns_known,
 )
@@ -399,7 +398,8 @@ class Claim(Generic[Row]):
         written = self._written(ending)
         visit = await self._pool.fences(tx=tx) if written.entered else 0
         with columns_known(self._owned.table, "done()", ending.columns):
-            await read([[written]], [await tx.execute(*statement) for statement in statements([[written]], visit)])
+            cursors = [await tx.execute(*statement) for statement in statements([[written]], visit)]
+        await read([[written]], cursors, await wake(tx, written.row))
         return written
 
     def _written(self, ending: Done | Release) -> Ending:
@@ -494,5 +494,4 @@ def _outcome(ending: Done | Release | None) -> Outcome | None:
 
 async def wake_parked(tx: Transaction, label: str) -> None:
     """Make the deliveries due that wait for a row, because it moved."""
-    cursor = await tx.execute(WAKE_PARKED, {"rows": [label]})
-    tx.moved += [Ready("deliveries", "applying", row["id"]) for row in await cursor.fetchall()]
+    tx.moved += [Ready("deliveries", "applying", row["id"]) for row in await wake(tx, label)]

@@ -8,15 +8,17 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Mapping
-from contextlib import suppress
 from dataclasses import dataclass
 from typing import Any, NoReturn
 
+import psycopg
 from psycopg.errors import CheckViolation
 from pydantic import JsonValue
 
 from webhooks.consumer import Consumer
 from webhooks.db import Transaction, clean, compose
+from webhooks.db.batch import savepoint
+from webhooks.db.sqlstate import is_about_the_row
 from webhooks.errors import ConfigurationError, WebhooksError
 from webhooks.gate import Gate
 from webhooks.inbox import inbox
@@ -26,6 +28,7 @@ from webhooks.nesting import check
 from webhooks.rows import named
 from webhooks.shape import lists
 from webhooks.statements import RECORD_DECISION
+from webhooks.text import message_of
 
 # A recorded result is not a person's to change, unless a person gave it.
 TELL = compose(
@@ -110,15 +113,26 @@ async def retry_each(
     decided_by: str,
     reason: str,
     value: JsonValue = None,
-) -> list[str]:
-    """Retry several rows, and return the names of those that were still escalated; see `retry`."""
+) -> tuple[list[str], dict[str, str]]:
+    """Retry several rows; see `retry`.
+
+    Returns:
+        The names of those that were still escalated, and by name why the database refused to let others go.
+    """
     retried: list[str] = []
+    refused: dict[str, str] = {}
     for name in names:
-        with suppress(NotEscalated):
-            async with tx.connection.transaction():
+        try:
+            async with savepoint(tx):
                 await retry(tx, consumer, name, decided_by=decided_by, reason=reason, value=value)
-                retried.append(name)
-    return retried
+            retried.append(name)
+        except NotEscalated:
+            continue
+        except psycopg.Error as error:
+            if not is_about_the_row(error):
+                raise
+            refused[name] = message_of(error)
+    return retried, refused
 
 
 async def resolve(

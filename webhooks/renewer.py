@@ -22,8 +22,10 @@ import psycopg
 import structlog
 
 from webhooks.db import BEGIN
+from webhooks.db.sqlstate import is_about_the_row
 from webhooks.outcome import Stop
 from webhooks.phase import Key
+from webhooks.text import message_of
 
 log = structlog.get_logger(__name__)
 
@@ -186,20 +188,30 @@ class Renewer:
     def _renew(self, due: list[Lease]) -> None:
         """Renew phase by phase: one whose table is locked or broken must not cost the others their leases."""
         for renewal, leases in groupby(sorted(due, key=_place), key=lambda lease: lease.renewal):
-            together = list(leases)
-            try:
-                self._renew_phase(renewal, together)
-            except Exception as error:  # the thread must outlive whatever happens to one phase
-                log.warning(
-                    "leases could not be renewed, trying again",
-                    table=renewal.table,
-                    phase=renewal.phase,
-                    claims=len(together),
-                    error=str(error).strip(),
-                )
+            self._renew_together(renewal, list(leases))
+
+    def _renew_together(self, renewal: Renewal, leases: list[Lease]) -> None:
+        """Renew claims of one phase, each by itself where the row of one of them refuses."""
+        try:
+            self._renew_phase(renewal, leases)
+        except Exception as error:  # the thread must outlive whatever happens to one phase
+            if is_about_the_row(error):
+                self._roll_back()
+                if len(leases) > 1:
+                    for lease in leases:
+                        self._renew_together(renewal, [lease])
+                    return
+            else:
                 self._drop_connection()
-                for lease in together:
-                    lease.try_again_soon()
+            log.warning(
+                "leases could not be renewed, trying again",
+                rows=[renewal.key.label(renewal.table, lease.row_key) for lease in leases[:10]],
+                phase=renewal.phase,
+                claims=len(leases),
+                error=message_of(error),
+            )
+            for lease in leases:
+                lease.try_again_soon()
 
     def _renew_phase(self, renewal: Renewal, leases: list[Lease]) -> None:
         params: dict[str, object] = {
@@ -236,6 +248,13 @@ class Renewer:
                 lease.owed = True
             else:
                 lease.try_again_soon()
+
+    def _roll_back(self) -> None:
+        try:
+            if self._connection is not None:
+                self._connection.rollback()
+        except psycopg.Error:
+            self._drop_connection()
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None

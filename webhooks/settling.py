@@ -10,12 +10,15 @@ from __future__ import annotations
 import asyncio
 from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
-from typing import LiteralString, Protocol
+from typing import Any, LiteralString, Protocol
 
+import psycopg
 import structlog
 
-from webhooks.db import IMPATIENT, Cursor, Ready, Statement, ended
-from webhooks.statements import WAKE_PARKED
+from webhooks.db import IMPATIENT, Cursor, Ready, Statement, Transaction, ended
+from webhooks.db.batch import each, savepoint
+from webhooks.statements import PARKED, WAKE, WAKE_PARKED
+from webhooks.text import message_of
 
 log = structlog.get_logger(__name__)
 
@@ -103,8 +106,11 @@ class Settling:
         visits = sum(ending.entered is not None for ending in group)
         try:
             first = await self._database.fences(visits) if visits else 0
+            # A statement of its own: it has to see who parked while the rows above were being waited for.
+            waking: Statement = (WAKE_PARKED, {"rows": [ending.row for ending in group]})
             # A row that somebody locks is left to its own claim to wait for.
-            await read(together, await self._database.at_once(statements(together, first), IMPATIENT))
+            *cursors, woken = await self._database.at_once([*statements(together, first), waking], IMPATIENT)
+            await read(together, cursors, await woken.fetchall())
         except Exception as error:  # also a value that the driver cannot send: its own claim is told of it
             log.debug("a group of claims could not be settled, each is by itself", count=len(group), error=str(error))
             return False
@@ -120,7 +126,7 @@ def alike(group: Sequence[Ending]) -> list[list[Ending]]:
 
 
 def statements(together: Sequence[Sequence[Ending]], visit: int) -> list[Statement]:
-    """Return what writes these ends, and makes the deliveries due that wait for their rows.
+    """Return what writes these ends.
 
     Args:
         together: what each statement ends.
@@ -133,15 +139,29 @@ def statements(together: Sequence[Sequence[Ending]], visit: int) -> list[Stateme
         # `array_position` counts from one.
         written.append((first.statement, {**first.params, **lists, "visit": visit - 1}))
         visit += sum(ending.entered is not None for ending in endings)
-    # A statement of its own: it has to see who parked while the rows above were being waited for.
-    rows = [ending.row for endings in together for ending in endings]
-    return [*written, (WAKE_PARKED, {"rows": rows})]
+    return written
 
 
-async def read(together: Sequence[Sequence[Ending]], cursors: Sequence[Cursor]) -> None:
-    """Read the answers of those statements."""
-    woken = await cursors[-1].fetchall()
-    for endings, cursor in zip(together, cursors[:-1], strict=True):
+async def wake(tx: Transaction, row: str) -> list[dict[str, Any]]:
+    """Make the deliveries due that wait for a row, because it moved; one that refuses is woken by its own look."""
+    waiting = [parked["id"] for parked in await (await tx.execute(PARKED, {"rows": [row]})).fetchall()]
+
+    async def run(ids: Sequence[int]) -> list[dict[str, Any]]:
+        async with savepoint(tx):
+            return await (await tx.execute(WAKE, {"ids": list(ids)})).fetchall()
+        return []
+
+    def refused(id: int, error: psycopg.Error) -> None:
+        log.warning("a parked delivery cannot be made due", delivery=id, error=message_of(error))
+
+    return [woken for answer in await each(waiting, run, refused) for woken in answer]
+
+
+async def read(
+    together: Sequence[Sequence[Ending]], cursors: Sequence[Cursor], woken: Sequence[Mapping[str, Any]]
+) -> None:
+    """Read the answers of those statements, given the deliveries that were made due."""
+    for endings, cursor in zip(together, cursors, strict=True):
         statuses = {row["claim_seq"]: row["status"] for row in await cursor.fetchall()}
         for ending in endings:
             ending.status = statuses.get(ending.claim_seq)

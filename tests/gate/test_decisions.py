@@ -166,7 +166,7 @@ async def test_many_are_decided_alike(pool: Pool) -> None:
     async with pool.transaction() as tx:
         names = ["patch_sessions:1", "patch_sessions:2"]
         told = {"decided_by": "Ann", "reason": "all of them"}
-        assert await retry_each(tx, CONSUMER, names, **told, value={"approved": True}) == names
+        assert await retry_each(tx, CONSUMER, names, **told, value={"approved": True}) == (names, {})
     assert [await run(pool, key=key) for key in (1, 2)] == ["drafted", "drafted"]
 
 

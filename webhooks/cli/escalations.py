@@ -147,15 +147,20 @@ def _retry_all(
             click.echo(printable(name))
         click.echo(f"{len(names)} rows would be tried again" + ("; do it with --yes" if names else ""))
         return
-    retried = 0
+    retried, refused = 0, False
     for start in range(0, len(names), AT_ONCE):
 
-        async def some(tx: Transaction, start: int = start) -> int:
+        async def some(tx: Transaction, start: int = start) -> tuple[list[str], dict[str, str]]:
             batch = names[start : start + AT_ONCE]
-            return len(await decision.retry_each(tx, consumer, batch, decided_by=by, reason=reason, value=value))
+            return await decision.retry_each(tx, consumer, batch, decided_by=by, reason=reason, value=value)
 
-        retried += ask(settings, some)
+        done, left = ask(settings, some)
+        retried, refused = retried + len(done), refused or bool(left)
+        for name, why in left.items():
+            click.echo(printable(f"{name} cannot be tried again: {why}"), err=True)
     click.echo(f"{retried} rows are tried again")
+    if refused:
+        raise click.exceptions.Exit(1)
 
 
 def _pairs(filters: tuple[str, ...]) -> dict[str, str]:

@@ -11,10 +11,12 @@ from dataclasses import dataclass
 from typing import Literal, NamedTuple
 
 import psycopg
+import structlog
 from psycopg.errors import LockNotAvailable
 
 from webhooks.bell import TELL
 from webhooks.db import Ready, Transaction, clean, compose, draw
+from webhooks.db.batch import each
 from webhooks.errors import Unavailable
 from webhooks.inbox import MAX_ATTEMPTS, inbox
 from webhooks.pool import Pool
@@ -22,6 +24,9 @@ from webhooks.replay.report import INTERRUPTED, Limits, Progress, Report, Tally,
 from webhooks.selection import Found, Reader, Scope
 from webhooks.sources import Source
 from webhooks.sources.reading import digest_key
+from webhooks.text import message_of
+
+log = structlog.get_logger(__name__)
 
 How = Literal["same", "new"]
 AT_ONCE = 500
@@ -149,13 +154,26 @@ async def again(
 async def _batch(pool: Pool, batch: Sequence[Found], request: Again, tally: Tally) -> None:
     whole = [found.id for found in batch if not found.pruned]
     if whole:
-        done, due, pruned = await _written(pool, whole, request)
+        left: list[int] = []
+
+        def refused(id: int, error: psycopg.Error) -> None:
+            left.append(id)
+            tally.count("refused", cause=message_of(error))
+            log.warning("this delivery cannot be run again", delivery=id, error=message_of(error))
+
+        async def run(ids: Sequence[int]) -> _Written:
+            return await _written(pool, list(ids), request)
+
+        answers = await each(whole, run, refused)
+        done = [id for answer in answers for id in answer.done]
+        due = [id for answer in answers for id in answer.due]
+        pruned = sum(answer.pruned for answer in answers)
         await tell(pool)
         tally.count("again" if request.how == "same" else "new", len(done))
         tally.count("due", len(due))
         # Since it was looked at; and what is left somebody else has, who applies it or runs it again.
         tally.count("pruned", pruned)
-        tally.count("left_alone", len(whole) - len(done) - len(due) - pruned)
+        tally.count("left_alone", len(whole) - len(left) - len(done) - len(due) - pruned)
     tally.count("pruned", len(batch) - len(whole))
 
 

@@ -6,6 +6,7 @@ event needs it any more. What is received, being applied, parked or dead is left
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Mapping, Sequence
 from datetime import UTC, datetime
 from typing import Any
@@ -14,7 +15,7 @@ from psycopg.sql import SQL
 
 from webhooks.db import Transaction, compose, table
 from webhooks.retention.ages import Before, old
-from webhooks.retention.step import LOOK, Line, Step, Walk, batch, counted
+from webhooks.retention.step import LOOK, Line, Step, Walk, batch, counted, removed
 
 FINAL = SQL("status IN ('processed', 'ignored')")
 FIRST = (datetime(1, 1, 1, tzinfo=UTC), 0)
@@ -98,14 +99,19 @@ def keys(before: Before, *, dry: bool) -> Walk:
         sizes = [_size_of_row(row) if key_goes(row, before) else None for row in page]
         taken = len(page) if dry else batch(sizes)
         rows = [row for row, size in zip(page[:taken], sizes, strict=False) if size is not None]
+        left: Counter[str] = Counter()
         if not dry:
-            ids, parts = await _held(tx, rows)
-            await tx.execute(REMOVE_PARTS, {"ids": ids, "parts": parts})
-            gone = {row["id"] for row in await (await tx.execute(REMOVE, {"ids": ids})).fetchall()}
+
+            async def remove(some: Sequence[int]) -> list[int]:
+                ids, parts = await _held(tx, some)
+                await tx.execute(REMOVE_PARTS, {"ids": ids, "parts": parts})
+                return [row["id"] for row in await (await tx.execute(REMOVE, {"ids": ids})).fetchall()]
+
+            gone = set(await removed(tx, [row["id"] for row in rows], remove, left))
             rows = [row for row in rows if row["id"] in gone]
         line = counted([(row["received_at"], _size_of_row(row)) for row in rows])
         line = Line(line.count + sum(row["parts"] for row in rows), line.bytes, line.oldest)
-        return _step(page, taken, cursor, {"keys": line})
+        return _step(page, taken, cursor, {"keys": line}, left)
 
     return step
 
@@ -122,15 +128,21 @@ def contents(before: Before, *, dry: bool) -> Walk:
         sizes = [_size_of_content(row, *which) if any(which) else None for row, which in zip(page, due, strict=True)]
         taken = len(page) if dry else batch(sizes)
         rows = {row["id"]: (row, *which) for row, which in zip(page[:taken], due, strict=False) if any(which)}
+        left: Counter[str] = Counter()
         if not dry:
-            ids, parts = await _held(tx, [row for row, _, _ in rows.values()])
-            rows = {id: rows[id] for id in ids}
-            flags = {"bodies": [rows[id][1] for id in ids], "headers": [rows[id][2] for id in ids]}
-            await tx.execute(EMPTY, {"ids": ids, **flags})
-            await tx.execute(EMPTY_PARTS, {"ids": [id for id in ids if rows[id][1]], "parts": parts})
+            wanted = rows
+
+            async def empty(some: Sequence[int]) -> list[int]:
+                ids, parts = await _held(tx, some)
+                flags = {"bodies": [wanted[id][1] for id in ids], "headers": [wanted[id][2] for id in ids]}
+                await tx.execute(EMPTY, {"ids": ids, **flags})
+                await tx.execute(EMPTY_PARTS, {"ids": [id for id in ids if wanted[id][1]], "parts": parts})
+                return ids
+
+            rows = {id: wanted[id] for id in await removed(tx, [*wanted], empty, left)}
         bodies = counted([(row["received_at"], row["body_bytes"]) for row, body, _ in rows.values() if body])
         headers = counted([(row["received_at"], row["header_bytes"]) for row, _, header in rows.values() if header])
-        return _step(page, taken, cursor, {"bodies": bodies, "headers": headers})
+        return _step(page, taken, cursor, {"bodies": bodies, "headers": headers}, left)
 
     return step
 
@@ -158,11 +170,9 @@ async def _page(tx: Transaction, cursor: tuple[datetime, int] | None, until: dat
     return await (await tx.execute(PAGE, {"at": at, "id": id, "until": until, "look": LOOK})).fetchall()
 
 
-async def _held(tx: Transaction, rows: Sequence[Row]) -> tuple[list[int], list[int]]:
+async def _held(tx: Transaction, ids: Sequence[int]) -> tuple[list[int], list[int]]:
     """Lock deliveries with all their events, and return those that could be had whole, and the events."""
-    wanted = {"ids": sorted(row["id"] for row in rows)}
-    if not rows:
-        return [], []
+    wanted = {"ids": sorted(ids)}
     locked = {"ids": [row["id"] for row in await (await tx.execute(LOCK, wanted)).fetchall()]}
     parts = [row["id"] for row in await (await tx.execute(LOCK_PARTS, locked)).fetchall()]
     whole = await (await tx.execute(WHOLE, {**locked, "parts": parts})).fetchall()
@@ -177,6 +187,7 @@ def _size_of_content(row: Row, body: bool, headers: bool) -> int:
     return int((row["body_bytes"] if body else 0) + (row["header_bytes"] if headers else 0))
 
 
-def _step(page: Sequence[Row], taken: int, cursor: Any, removed: Mapping[Any, Line]) -> Step:
+def _step(page: Sequence[Row], taken: int, cursor: Any, lines: Mapping[Any, Line], left: Mapping[str, int]) -> Step:
     last = (page[taken - 1]["received_at"], page[taken - 1]["id"]) if taken else cursor
-    return Step(last, more=taken < len(page) or len(page) == LOOK, removed=removed)
+    deliveries = {f"deliveries {reason}": count for reason, count in left.items()}
+    return Step(last, more=taken < len(page) or len(page) == LOOK, removed=lines, left=deliveries)

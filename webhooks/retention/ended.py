@@ -2,11 +2,13 @@
 
 from __future__ import annotations
 
+from collections import Counter
+from collections.abc import Sequence
 from typing import Any
 
 from webhooks.db import Transaction, compose, table
 from webhooks.retention.ages import Before, Kind
-from webhooks.retention.step import MOST, Step, Walk, counted
+from webhooks.retention.step import MOST, Line, Step, Walk, counted, removed
 
 NOTIFICATIONS = compose(
     "SELECT id, escalated_at AS at, 250 + coalesce(pg_column_size(reason), 0) AS bytes FROM {notifications}\n"
@@ -49,12 +51,16 @@ def _walk(kind: Kind, page: bytes, remove: bytes, before: Before, dry: bool) -> 
             return Step(cursor, more=False)
         params = {"id": -1 if cursor is None else cursor, "before": before.attempts, "most": MOST}
         found = await (await tx.execute(page, params)).fetchall()
-        going = found
-        if found and not dry:
-            ids = {"ids": [line["id"] for line in found]}
-            gone = {line["id"] for line in await (await tx.execute(remove, ids)).fetchall()}
+        going, left = found, Counter[str]()
+        if not dry:
+
+            async def some(ids: Sequence[int]) -> list[int]:
+                return [line["id"] for line in await (await tx.execute(remove, {"ids": list(ids)})).fetchall()]
+
+            gone = set(await removed(tx, [line["id"] for line in found], some, left))
             going = [line for line in found if line["id"] in gone]
         last = found[-1]["id"] if found else cursor
-        return Step(last, len(found) == MOST, {kind: counted([(line["at"], line["bytes"]) for line in going])})
+        lines: dict[Kind, Line] = {kind: counted([(line["at"], line["bytes"]) for line in going])}
+        return Step(last, len(found) == MOST, lines, {f"{kind} {reason}": count for reason, count in left.items()})
 
     return step

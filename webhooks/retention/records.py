@@ -14,7 +14,7 @@ from webhooks.db import Transaction, compose
 from webhooks.gate import Gate
 from webhooks.retention.ages import Before, Kind, old
 from webhooks.retention.rows import Row, attempt_is_over, effect_is_over, rows_of
-from webhooks.retention.step import LOOK, Line, Step, Walk, batch, counted
+from webhooks.retention.step import LOOK, Line, Step, Walk, batch, counted, removed
 
 EFFECTS = compose(
     "SELECT e.*, a.table_name, a.key, a.visit FROM (\n"
@@ -79,16 +79,21 @@ def effects(gates: Mapping[str, Gate[Any]], before: Before, *, dry: bool) -> Wal
             sizes.append(line["bytes"] if goes else None)
         taken = len(page) if dry else batch(sizes)
         going = [line for line, size in zip(page[:taken], sizes, strict=False) if size is not None]
-        if going and not dry:
-            params = {"keys": [line["idempotency_key"] for line in going]}
-            params["claim_seqs"] = [line["claim_seq"] for line in going]
-            gone = await (await tx.execute(REMOVE_EFFECTS, params)).fetchall()
-            keys = {line["idempotency_key"] for line in gone}
+        refused: Counter[str] = Counter()
+        if not dry:
+
+            async def remove(some: Sequence[tuple[str, int]]) -> list[str]:
+                params = {"keys": [key for key, _ in some], "claim_seqs": [claim_seq for _, claim_seq in some]}
+                gone = await (await tx.execute(REMOVE_EFFECTS, params)).fetchall()
+                return [line["idempotency_key"] for line in gone]
+
+            wanted = [(line["idempotency_key"], line["claim_seq"]) for line in going]
+            keys = set(await removed(tx, wanted, remove, refused))
             going = [line for line in going if line["idempotency_key"] in keys]
         last = (page[taken - 1]["claim_seq"], page[taken - 1]["idempotency_key"]) if taken else cursor
-        left = _left("effects", [line for line in page[:taken] if old(line["at"], before.effects)], gates)
-        removed: dict[Kind, Line] = {"effects": counted([(line["at"], line["bytes"]) for line in going])}
-        return Step(last, _more(page, taken, before.effects), removed, left)
+        left = _left("effects", [line for line in page[:taken] if old(line["at"], before.effects)], gates, refused)
+        lines: dict[Kind, Line] = {"effects": counted([(line["at"], line["bytes"]) for line in going])}
+        return Step(last, _more(page, taken, before.effects), lines, left)
 
     return step
 
@@ -113,27 +118,35 @@ def attempts(gates: Mapping[str, Gate[Any]], before: Before, *, dry: bool) -> Wa
             sizes.append(line["bytes"] if goes else None)
         taken = len(page) if dry else batch(sizes)
         going = [line for line, size in zip(page[:taken], sizes, strict=False) if size is not None]
-        if going and not dry:
-            params = {"claim_seqs": [line["claim_seq"] for line in going]}
-            gone = {line["claim_seq"] for line in await (await tx.execute(REMOVE_ATTEMPTS, params)).fetchall()}
-            going = [line for line in going if line["claim_seq"] in gone]
+        refused: Counter[str] = Counter()
+        if not dry:
+
+            async def remove(some: Sequence[int]) -> list[int]:
+                gone = await (await tx.execute(REMOVE_ATTEMPTS, {"claim_seqs": list(some)})).fetchall()
+                return [line["claim_seq"] for line in gone]
+
+            claim_seqs = set(await removed(tx, [line["claim_seq"] for line in going], remove, refused))
+            going = [line for line in going if line["claim_seq"] in claim_seqs]
         last = page[taken - 1]["claim_seq"] if taken else cursor
         seen = {line["claim_seq"] for line in page[:taken]}
-        left = _left("attempts", [line for line in ended if line["claim_seq"] in seen], gates)
-        removed: dict[Kind, Line] = {"attempts": counted([(line["at"], line["bytes"]) for line in going])}
-        return Step(last, _more(page, taken, before.attempts), removed, left)
+        left = _left("attempts", [line for line in ended if line["claim_seq"] in seen], gates, refused)
+        lines: dict[Kind, Line] = {"attempts": counted([(line["at"], line["bytes"]) for line in going])}
+        return Step(last, _more(page, taken, before.attempts), lines, left)
 
     return step
 
 
-def _left(what: str, lines: Sequence[Mapping[str, Any]], gates: Collection[str]) -> Counter[str]:
-    """Count the old lines of whose rows this consumer cannot tell how they stand."""
+def _left(
+    what: str, lines: Sequence[Mapping[str, Any]], gates: Collection[str], refused: Mapping[str, int]
+) -> Counter[str]:
+    """Count the old lines that refuse to go, and those of whose rows this consumer cannot tell how they stand."""
     names: Counter[str | None] = Counter(line["table_name"] for line in lines if line["table_name"] not in gates)
     return Counter(
         {
             NO_CLAIM if name is None else f"{what} of {name}, over which this consumer has no gate": count
             for name, count in names.items()
         }
+        | {f"{what} {reason}": count for reason, count in refused.items()}
     )
 
 

@@ -2,13 +2,24 @@
 
 from __future__ import annotations
 
+from collections import Counter
 from collections.abc import Awaitable, Callable, Mapping, Sequence
 from dataclasses import dataclass, field
 from datetime import datetime
-from typing import Any, TypeAlias
+from typing import Any, TypeAlias, TypeVar
+
+import psycopg
+import structlog
 
 from webhooks.db import Transaction
+from webhooks.db.batch import each, savepoint
 from webhooks.retention.ages import Kind
+from webhooks.text import message_of
+
+T = TypeVar("T")
+R = TypeVar("R")
+
+log = structlog.get_logger(__name__)
 
 LOOK = 2000
 """How many lines one transaction looks at."""
@@ -45,7 +56,7 @@ class Step:
         cursor: where it stopped looking.
         more: whether there is anything behind that.
         removed: by kind.
-        left: old lines that nobody here can judge: why, and how many.
+        left: old lines that nobody here can judge, or that refuse to go: why, and how many.
     """
 
     cursor: Any
@@ -56,6 +67,30 @@ class Step:
 
 Walk: TypeAlias = Callable[[Transaction, Any], Awaitable[Step]]
 """Looks at the next lines after a cursor, None for the first, and removes what is due among them."""
+
+
+async def removed(
+    tx: Transaction, lines: Sequence[T], remove: Callable[[Sequence[T]], Awaitable[list[R]]], left: Counter[str]
+) -> list[R]:
+    """Remove lines, one by one where one of them refuses, and return what was removed.
+
+    Args:
+        tx: where.
+        lines: which.
+        remove: removes some of them, and returns those that are gone.
+        left: counts by their reasons those that refuse.
+    """
+
+    async def run(some: Sequence[T]) -> list[R]:
+        async with savepoint(tx):
+            return await remove(some)
+        return []
+
+    def refused(line: T, error: psycopg.Error) -> None:
+        left[f"that cannot be removed: {message_of(error)}"] += 1
+        log.warning("this line cannot be removed", line=str(line)[:200], error=message_of(error))
+
+    return [gone for answer in await each(lines, run, refused) for gone in answer]
 
 
 def counted(lines: Sequence[tuple[datetime, int]]) -> Line:

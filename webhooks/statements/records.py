@@ -30,6 +30,15 @@ WAKE_PARKED = compose(
     "UPDATE {deliveries} AS t SET not_before = statement_timestamp()\n"
     "FROM parked WHERE t.id = parked.id AND t.status = 'received' RETURNING t.id, t.parked_on"
 )
+PARKED = compose("SELECT id FROM {deliveries} WHERE parked_on = ANY(%(rows)s) AND status = 'received' ORDER BY id")
+WAKE = compose(
+    "WITH parked AS MATERIALIZED (\n"
+    "    SELECT id FROM {deliveries} WHERE id = ANY(%(ids)s) AND parked_on IS NOT NULL AND status = 'received'\n"
+    "    FOR NO KEY UPDATE SKIP LOCKED\n"
+    ")\n"
+    "UPDATE {deliveries} AS t SET not_before = statement_timestamp()\n"
+    "FROM parked WHERE t.id = parked.id AND t.status = 'received' RETURNING t.id, t.parked_on"
+)
 RECORD_DECISION = compose(
     "INSERT INTO {decisions} (table_name, key, visit, decision, decided_by, reason, value)\n"
     "VALUES (%(table)s, %(key)s, %(visit)s, %(decision)s, %(decided_by)s, %(reason)s, %(value)s)"
