@@ -6,7 +6,7 @@ import asyncio
 from datetime import timedelta
 
 import pytest
-from psycopg.errors import LockNotAvailable, UniqueViolation
+from psycopg.errors import LockNotAvailable, ReadOnlySqlTransaction, UniqueViolation
 from psycopg_pool import PoolTimeout
 
 from webhooks.errors import ConfigurationError, Escalate, Ignore, LostClaim, NotDone, Snooze
@@ -127,3 +127,10 @@ def test_the_wait_follows_the_attempt() -> None:
     release = release_for(ValueError(), None, 3, BACKOFF, 0.5)
     assert release is not None
     assert release.delay == timedelta(seconds=20)
+
+
+@pytest.mark.parametrize(("put_back", "seconds"), [(0, 1), (1, 2), (4, 16), (30, 600)])
+def test_what_lies_with_the_database_is_not_charged_and_waits_longer_each_time(put_back: int, seconds: int) -> None:
+    error = ReadOnlySqlTransaction("standby")
+    released = release_for(error, None, 1, BACKOFF, 0.5, put_back=put_back)
+    assert released == rests("snoozed", timedelta(seconds=seconds), "ReadOnlySqlTransaction: standby")

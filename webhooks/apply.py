@@ -18,6 +18,7 @@ from pydantic import ValidationError
 from webhooks.claim import Claim, ClaimTransaction, wake_parked
 from webhooks.consumer import Consumer
 from webhooks.db import clean, database_time
+from webhooks.db.sqlstate import is_about_the_server
 from webhooks.delivery import Event, Headers, RawEvent
 from webhooks.errors import Escalate, Ignore, Park, Unreadable
 from webhooks.inbox import MOST_NAME, Content, Stored, load, load_body, parts, split
@@ -60,7 +61,7 @@ async def apply(consumer: Consumer, claim: Claim[Stored], process: str = "", mos
         Escalate: the body cannot be read, holds too many events, or its data does not fit the handler's model: trying
             again is of no use.
         TimeoutError: the handler ran longer than 30 seconds.
-        Exception: whatever the handler raised.
+        Exception: whatever the handler raised. What lies with the database's server is not charged.
     """
     parked_before: str | None = None
     failures = 0
@@ -83,6 +84,8 @@ async def apply(consumer: Consumer, claim: Claim[Stored], process: str = "", mos
         except Exception as error:
             failures += 1
             if failures > AT_ONCE or not _is_in_the_way(error):
+                if is_about_the_server(counts := gravest(error)):
+                    claim.not_now = counts
                 raise
 
 

@@ -13,12 +13,11 @@ from typing import Any, Generic, TypeVarTuple
 
 import psycopg
 import structlog
-from psycopg.errors import LockNotAvailable
-from psycopg_pool import PoolClosed
 from typing_extensions import TypeVar
 
 from webhooks import effects
 from webhooks.db import Ready, Transaction, clean, finished, outlasted
+from webhooks.db.persist import persist
 from webhooks.db.sqlstate import is_about_the_work
 from webhooks.delivery import Decision
 from webhooks.errors import Escalate, LostClaim, Snooze
@@ -33,6 +32,7 @@ from webhooks.statements import (
     KEY_TEXT,
     READ_ATTEMPT,
     READ_DECISION,
+    TIMES_PUT_BACK,
     column_params,
     columns_known,
 )
@@ -45,7 +45,7 @@ Ts = TypeVarTuple("Ts")
 
 log = structlog.get_logger(__name__)
 
-SETTLE_WITHIN_S = 30.0
+CLOSE_WITHIN_S = 30.0
 GONE_WITHIN = timedelta(seconds=5)
 """How long a row rests that is let go while a thread works for it, because its process is about to be gone."""
 
@@ -70,6 +70,7 @@ class Claim(Generic[Row]):
         effects: the names of the effects that this attempt has begun.
         suspect: whether the last charged attempt before this one expired, so that this one may end its worker, too;
             known where the row was not claimed by its key.
+        not_now: an error that lies with the database; where that is how the block ends, the attempt is not charged.
     """
 
     row: Row
@@ -89,6 +90,7 @@ class Claim(Generic[Row]):
         self._threads = Running()
         self._inside: set[asyncio.Task[Any] | None] = set()  # the tasks with a transaction() of ours open
         self._stop: Stop | None = None
+        self.not_now: BaseException | None = None
         self._ending = False
         self._task: asyncio.Task[Any] | None = None
         self._cancelling = 0
@@ -202,8 +204,8 @@ class Claim(Generic[Row]):
                     ending, self._ending = tx.ending, True
                     await self._write(tx, ending)
             committed = True
-        except psycopg.OperationalError:
-            if tx is None or ending is None or not await self._is_recorded(ending):
+        except psycopg.Error as error:
+            if tx is None or ending is None or not await self._may_be_recorded(error, ending):
                 raise
         finally:
             self._inside.discard(task)
@@ -269,19 +271,17 @@ class Claim(Generic[Row]):
             raise cancelled
 
     async def _settled_alone(self, ending: Done | Release) -> list[Ready]:
-        """Write the end by itself, trying again while the database is away and the lease lasts."""
-        while True:
+        """Write the end by itself, as long as nobody else can have claimed the row."""
+
+        async def write() -> list[Ready]:
             self._check()
-            try:
-                return await self._write_alone(ending)
-            except psycopg.OperationalError as error:
-                if isinstance(error, PoolClosed) or is_about_the_work(error) or boottime() >= self._lease.until:
-                    raise
-                if not isinstance(error, LockNotAvailable):
-                    log.warning(
-                        "a claim's end could not be written, trying again", row=self.label, error=describe(error)
-                    )
-                await asyncio.sleep(0.2)
+            return await self._write_alone(ending)
+
+        return await persist(write, self.is_over, what="a claim's end", about=self.label)
+
+    def is_over(self) -> bool:
+        """Whether the lease is over by this machine's clock, so that somebody else may own the row."""
+        return boottime() >= self._lease.until
 
     @asynccontextmanager
     async def held(self) -> AsyncGenerator[Claim[Row]]:
@@ -332,11 +332,18 @@ class Claim(Generic[Row]):
     async def _end(self, error: BaseException | None) -> None:
         """Release as the block's ending demands. Nothing that goes wrong here hides the error that led here."""
         self._ending = True
-        release = release_for(error, self._stop, self.attempt, self._pool.backoff, random.random())
+        times, cancelled = None, None
+        if error is not None and self.not_now is gravest(error):
+            looking = asyncio.ensure_future(self._times_put_back())
+            cancelled = await outlasted(looking)
+            times = looking.result()
+        release = release_for(error, self._stop, self.attempt, self._pool.backoff, random.random(), put_back=times)
         if release is not None and self._threads.calls:
             await finished(self._end_after_threads(release))
         elif release is None or await self._released(release):
-            await finished(self._close_as_lost(), SETTLE_WITHIN_S)
+            await finished(self._close_as_lost(), CLOSE_WITHIN_S)
+        if cancelled is not None:
+            raise cancelled
 
     async def _end_after_threads(self, release: Release) -> None:
         """Keep the row until no thread works for it; one that ends with the process has that long to be gone."""
@@ -345,7 +352,7 @@ class Claim(Generic[Row]):
             if not await self._pool.threads.ended(self._threads):
                 release = replace(release, delay=max(release.delay, GONE_WITHIN))
             if await self._released(release):
-                await finished(self._close_as_lost(), SETTLE_WITHIN_S)
+                await finished(self._close_as_lost(), CLOSE_WITHIN_S)
 
     async def _released(self, release: Release) -> bool:
         """Write a release, with less text where the database refuses it; return whether the row was lost meanwhile."""
@@ -353,7 +360,7 @@ class Claim(Generic[Row]):
         failure: Exception | None = None
         for written in noted.with_less_text():
             try:
-                await finished(self.settle(written), SETTLE_WITHIN_S)
+                await finished(self.settle(written))
             except LostClaim:
                 log.warning("lost before it could be released", row=self.label, phase=self.phase)
                 return True
@@ -438,10 +445,33 @@ class Claim(Generic[Row]):
                 raise self._lost()
         return self._told(ending, written)
 
-    async def _is_recorded(self, ending: Done | Release) -> bool:
-        async with self._pool.transaction() as tx:
-            return await self._recorded(tx, ending)
-        return False
+    async def _may_be_recorded(self, error: psycopg.Error, ending: Done | Release) -> bool:
+        """Whether the end was committed, though the answer to that was an error."""
+        if is_about_the_work(error):
+            return False
+
+        async def look() -> bool:
+            async with self._pool.transaction() as tx:
+                return await self._recorded(tx, ending)
+            return False
+
+        try:
+            return await persist(look, self.is_over, what="whether a claim has ended", about=self.label)
+        except psycopg.Error:
+            return False  # the fence tells, when the row is released
+
+    async def _times_put_back(self) -> int:
+        """How often in this visit the row was put back for a reason that lies with the database."""
+
+        async def read_times() -> int:
+            async with self._pool.transaction() as tx:
+                row = await (await tx.execute(TIMES_PUT_BACK, {"claim_seq": self.claim_seq})).fetchone()
+            return 0 if row is None else int(row["times"])
+
+        try:
+            return await persist(read_times, self.is_over, what="how a claim is released", about=self.label)
+        except psycopg.Error:
+            return 0
 
     async def _recorded(self, tx: Transaction, ending: Done | Release) -> bool:
         row = await (await tx.execute(READ_ATTEMPT, {"claim_seq": self.claim_seq})).fetchone()

@@ -12,6 +12,7 @@ import functools
 import hashlib
 import inspect
 import json
+import time
 import typing
 from collections.abc import Awaitable, Callable, Collection, Sequence
 from dataclasses import dataclass
@@ -20,12 +21,12 @@ from typing import TYPE_CHECKING, Any, TypeVar, TypeVarTuple, cast
 
 import psycopg
 import structlog
-from psycopg_pool import PoolClosed
 from pydantic import TypeAdapter
 from pydantic.errors import PydanticUserError
 from pydantic_core import to_jsonable_python
 
 from webhooks.db import Transaction, clean, compose, finished
+from webhooks.db.persist import persist
 from webhooks.db.sqlstate import is_about_the_work
 from webhooks.errors import ConfigurationError, Escalate, LostClaim, NotDone, Snooze
 from webhooks.phase import check_function, name_of
@@ -42,7 +43,6 @@ log = structlog.get_logger(__name__)
 
 RECORD_RESULT_WITHIN_S = 30.0
 TRIES_TO_INTEND = 3
-ASK_AGAIN_S = 0.5
 ANYTHING: TypeAdapter[Any] = TypeAdapter(Any)
 
 INTEND = compose(
@@ -160,16 +160,23 @@ class _Effect:
         Raises:
             _Ambiguous: an earlier call was made, and nothing is known of it but what `looked` says.
         """
-        for left in reversed(range(TRIES_TO_INTEND)):
+        tries = 0
+
+        async def intend() -> str | None:
+            nonlocal tries
+            tries += 1
             try:
                 async with self.claim.transaction() as tx:
                     return await self._intend(tx, retry_safe, looked)
-            except psycopg.OperationalError as failure:
-                if not left or isinstance(failure, PoolClosed):
-                    raise
+            except psycopg.Error:
                 self.unanswered = True
-            await asyncio.sleep(ASK_AGAIN_S)
-        return None
+                raise
+            return None
+
+        def is_over() -> bool:
+            return tries >= TRIES_TO_INTEND or self.claim.is_over()
+
+        return await persist(intend, is_over, what="an effect's intention", about=self.key)
 
     async def _intend(self, tx: Transaction, retry_safe: bool, looked: _Looked | None) -> str | None:
         """Write down that the call is about to be made; return the recorded result where there is one."""
@@ -229,31 +236,25 @@ class _Effect:
             LostClaim: a later attempt has taken the effect over.
         """
         params = {"key": self.key, "claim_seq": self.claim_seq, "state": state, "result": result, "error": error}
-        loop = asyncio.get_running_loop()
-        until = loop.time() + RECORD_RESULT_WITHIN_S
+        until = time.monotonic() + RECORD_RESULT_WITHIN_S
         tries = 0
-        while True:
+
+        async def write() -> None:
+            nonlocal tries
             tries += 1
-            try:
-                async with pool.transaction() as tx:
-                    written = (await tx.execute(RECORD, params)).rowcount
-                    if written != 1 and tries > 1:
-                        # The answer to an earlier COMMIT may have been lost: the row itself says.
-                        found = await (await tx.execute(FIND, params)).fetchone()
-                        written = int(
-                            found is not None and (found["state"], found["claim_seq"]) == (state, self.claim_seq)
-                        )
-            except psycopg.OperationalError as failure:
-                if isinstance(failure, PoolClosed) or loop.time() > until:
-                    raise
-                log.warning(
-                    "an effect's result could not be written, trying again", effect=self.key, error=describe(failure)
-                )
-                await asyncio.sleep(ASK_AGAIN_S)
-                continue
+            async with pool.transaction() as tx:
+                written = (await tx.execute(RECORD, params)).rowcount
+                if written != 1 and tries > 1:
+                    # The answer to an earlier COMMIT may have been lost: the row itself says.
+                    found = await (await tx.execute(FIND, params)).fetchone()
+                    written = int(found is not None and (found["state"], found["claim_seq"]) == (state, self.claim_seq))
             if written != 1:
                 raise LostClaim(f"effect {self.key} was taken over by a later attempt")
-            return
+
+        def is_over() -> bool:
+            return self.claim.is_over() and time.monotonic() > until
+
+        await persist(write, is_over, what="an effect's result", about=self.key)
 
 
 def _looked_through(fn: Callable[..., Any]) -> tuple[Callable[..., Any], tuple[object, ...]]:

@@ -72,7 +72,13 @@ class Release:
 
 
 def release_for(
-    error: BaseException | None, stop: Stop | None, attempt: int, backoff: Backoff, chance: float
+    error: BaseException | None,
+    stop: Stop | None,
+    attempt: int,
+    backoff: Backoff,
+    chance: float,
+    *,
+    put_back: int | None = None,
 ) -> Release | None:
     """Say what an attempt's ending means.
 
@@ -82,6 +88,8 @@ def release_for(
         attempt: the number of this attempt, from 1.
         backoff: the wait between charged attempts.
         chance: a number in [0, 1) for the back-off's spread.
+        put_back: where the error lies with the database: how often it has in this visit. Such an attempt is not
+            charged; it waits longer each time, in case that the work is what ends the server.
 
     Returns:
         What to write, or None when nothing may be written because the claim is lost.
@@ -101,6 +109,9 @@ def release_for(
         return Release("snoozed", charged=False, escalate=False, delay=wait, error=reason)
     if _is_not_now(counts):
         return Release("snoozed", charged=False, escalate=False, delay=timedelta(seconds=1), error=reason)
+    if put_back is not None:
+        delay = replace(backoff, first=timedelta(seconds=1)).after(put_back + 1, chance)
+        return Release("snoozed", charged=False, escalate=False, delay=delay, error=reason)
     if isinstance(counts, (Escalate, ConfigurationError)):
         return Release("escalated", charged=True, escalate=True, delay=timedelta(0), error=reason)
     if stop is Stop.DRAIN and isinstance(error, asyncio.CancelledError):

@@ -46,7 +46,7 @@ async def read_only(url: str) -> AsyncIterator[None]:
 
 async def beating(pool: Pool) -> None:
     """Wait until the pulse has a connection and an answer on it."""
-    await until(lambda: pool.pulse._connection)
+    await until(lambda: pool.pulse._server)
 
 
 async def answers(pool: Pool) -> bool:

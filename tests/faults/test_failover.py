@@ -8,9 +8,7 @@ from __future__ import annotations
 
 import tempfile
 from collections.abc import AsyncIterator, Iterator
-from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
 
 import psycopg
 import pytest
@@ -19,6 +17,7 @@ from consumers import Stack, from_shortcut, patching, quick, stack, stories
 from gates import backends, elsewhere, until
 from psycopg.conninfo import conninfo_to_dict, make_conninfo
 from psycopg.sql import SQL, Identifier
+from switchover import read_only
 from wire import wired
 
 from webhooks.embedded import EmbeddedServer
@@ -48,29 +47,6 @@ async def other_url(other_server: str, database_url: str) -> AsyncIterator[str]:
             yield url
         finally:
             await admin.execute(SQL("DROP DATABASE {} WITH (FORCE)").format(Identifier(name)))
-
-
-@asynccontextmanager
-async def read_only(url: str) -> AsyncIterator[None]:
-    """The whole server takes no writes for the block, as one that is about to be left."""
-
-    async def told(connection: Any, statement: str, wanted: str) -> None:
-        await connection.execute(statement.encode())
-        await connection.execute("SELECT pg_reload_conf()")
-
-        async def is_told() -> bool:
-            async with await elsewhere(url) as fresh:
-                row = await (await fresh.execute("SHOW default_transaction_read_only")).fetchone()
-                return row == {"default_transaction_read_only": wanted}
-
-        await until(is_told)
-
-    async with await elsewhere(url) as admin:
-        await told(admin, "ALTER SYSTEM SET default_transaction_read_only = on", "on")
-        try:
-            yield
-        finally:
-            await told(admin, "ALTER SYSTEM RESET default_transaction_read_only", "off")
 
 
 async def status(running: Stack, key: int) -> int:

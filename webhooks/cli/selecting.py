@@ -109,7 +109,7 @@ async def pooled(settings: Settings) -> AsyncGenerator[Pool]:
 
     Raises:
         ConfigurationError: there is no database, or it lacks sections of the schema.
-        psycopg.OperationalError: it does not answer.
+        psycopg.Error: it does not answer.
     """
     # The connection is not needed for long, but it keeps an embedded server running.
     async with connected(settings) as connection:

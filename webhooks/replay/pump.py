@@ -9,6 +9,7 @@ from contextlib import aclosing
 
 import psycopg
 
+from webhooks.db.sqlstate import is_about_the_work
 from webhooks.errors import ConfigurationError
 from webhooks.replay.arriving import Arrival
 from webhooks.replay.report import INTERRUPTED, Limits, Progress, Tally, unanswered
@@ -40,7 +41,7 @@ async def pump(
 
     Raises:
         ConfigurationError: the first of them cannot be signed, so that nothing was done.
-        psycopg.OperationalError: the database did not answer before anything was done.
+        psycopg.Error: the database did not answer before anything was done.
     """
     running: dict[asyncio.Task[None], Arrival] = {}
     begun: deque[Arrival] = deque()
@@ -64,12 +65,10 @@ async def pump(
     async def coming() -> Arrival | None:
         try:
             return await _next(arrivals, limits)
-        except (ConfigurationError, psycopg.OperationalError) as error:
-            if not running and not tally.report().total:
+        except (ConfigurationError, psycopg.Error) as error:
+            if is_about_the_work(error) or (not running and not tally.report().total):
                 raise
-            tally.stopped = tally.stopped or (
-                unanswered(error) if isinstance(error, psycopg.OperationalError) else str(error)
-            )
+            tally.stopped = tally.stopped or (unanswered(error) if isinstance(error, psycopg.Error) else str(error))
             return None
 
     try:

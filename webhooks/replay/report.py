@@ -88,7 +88,7 @@ def unheard(report: Report) -> None:
     """Tell nobody."""
 
 
-def unanswered(error: psycopg.OperationalError) -> str:
+def unanswered(error: psycopg.Error) -> str:
     """Say on one line that the database is away."""
     return f"the database does not answer: {' '.join(str(error).split())}"
 

@@ -17,6 +17,7 @@ from psycopg.errors import LockNotAvailable
 from webhooks.bell import TELL
 from webhooks.db import Ready, Transaction, clean, compose, draw
 from webhooks.db.batch import each
+from webhooks.db.sqlstate import is_about_the_work
 from webhooks.errors import Unavailable
 from webhooks.inbox import MAX_ATTEMPTS, inbox
 from webhooks.pool import Pool
@@ -146,7 +147,9 @@ async def again(
             progress(tally.report())
     except Unavailable as error:
         tally.stopped = str(error)
-    except psycopg.OperationalError as error:
+    except psycopg.Error as error:
+        if is_about_the_work(error):
+            raise
         tally.stopped = unanswered(error)
     return tally.report()
 
@@ -237,6 +240,6 @@ def numbered(key: str, number: int) -> str:
 
 async def tell(pool: Pool) -> None:
     """Wake the workers of other processes: outside a transaction, as `Bell` does, and only a hint, as there."""
-    with suppress(psycopg.OperationalError):
+    with suppress(psycopg.Error):
         async with pool.connection() as connection:
             await connection.execute(TELL, {"process": pool.process})

@@ -14,6 +14,7 @@ from webhooks.consumer import Consumer
 from webhooks.db import Connection, ended, transaction
 from webhooks.db.connect import Connections
 from webhooks.db.sequences import OURS, behind
+from webhooks.db.sqlstate import is_about_the_work
 from webhooks.embedded import EmbeddedServer
 from webhooks.errors import ConfigurationError, Unavailable
 from webhooks.inbox import inbox
@@ -135,6 +136,8 @@ async def _patiently(url: str, settings: Settings, patience_s: float) -> Connect
         try:
             return await connections.connect()
         except psycopg.Error as error:
+            if is_about_the_work(error):
+                raise
             reason = " ".join(str(error).split())
             left = until - loop.time()
             if left <= 0:

@@ -22,6 +22,11 @@ CLOSE_ATTEMPT = compose(
     "WHERE claim_seq = %(claim_seq)s AND ended_at IS NULL"
 )
 READ_ATTEMPT = compose("SELECT outcome FROM {attempts} WHERE claim_seq = %(claim_seq)s")
+TIMES_PUT_BACK = compose(
+    "SELECT count(*) AS times FROM {attempts} AS a JOIN {attempts} AS o\n"
+    "    ON o.table_name = a.table_name AND o.key = a.key AND o.phase = a.phase AND o.visit = a.visit\n"
+    "WHERE a.claim_seq = %(claim_seq)s AND o.outcome = 'snoozed' AND o.error IS NOT NULL"
+)
 WAKE_PARKED = compose(
     "WITH parked AS MATERIALIZED (\n"
     "    SELECT id FROM {deliveries} WHERE parked_on = ANY(%(rows)s) AND status = 'received'\n"
