@@ -11,9 +11,9 @@ import asyncio
 import math
 import threading
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Mapping
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from datetime import timedelta
 from itertools import groupby
 from typing import Any
@@ -31,6 +31,7 @@ log = structlog.get_logger(__name__)
 
 CHECK_EVERY_S = 0.25
 LOOK_EVERY_S = 1.0
+STAND_IN_EVERY_S = 4.0
 _CLOCK = getattr(time, "CLOCK_BOOTTIME", time.CLOCK_MONOTONIC)
 
 
@@ -94,6 +95,15 @@ class Lease:
             self.cancel(why)
 
 
+@dataclass(frozen=True, slots=True)
+class StandIn:
+    """What the thread says for an event loop that a handler blocks: a statement, and from when on."""
+
+    statement: bytes
+    params: Mapping[str, object]
+    at: float
+
+
 class Renewer:
     """The thread that renews, and the task that tells claims what became of them."""
 
@@ -103,6 +113,7 @@ class Renewer:
         self._leases: set[Lease] = set()
         self._changed = threading.Condition()
         self._stopping = False
+        self._stand_in: StandIn | None = None
         self._thread = threading.Thread(target=self._renew_for_ever, name="webhooks-renewer", daemon=True)
         self._watch: asyncio.Task[None] | None = None
 
@@ -147,6 +158,11 @@ class Renewer:
                 lease.renew_at = 0.0
                 self._changed.notify()
 
+    def stand_in(self, statement: bytes, params: Mapping[str, object], at: float) -> None:
+        """Have a statement run again and again from a time on, while a claim is held, unless this is called before."""
+        with self._changed:
+            self._stand_in = StandIn(statement, params, at)
+
     def __len__(self) -> int:
         return len(self._leases)
 
@@ -169,15 +185,36 @@ class Renewer:
                 if self._stopping:
                     break
                 due = [lease for lease in self._leases if self._due(lease)]
-                if not due:
+                stand_in = self._due_stand_in()
+                if not due and stand_in is None:
                     self._changed.wait(self._until_next())
                     continue
             self._renew(due)
+            if stand_in is not None:
+                self._say(stand_in)
         self._drop_connection()
 
     def _due(self, lease: Lease) -> bool:
         now = boottime()
         return not lease.lost and lease.renew_at <= now < lease.stop_at
+
+    def _due_stand_in(self) -> StandIn | None:
+        """What is to be said for the loop. One that is blocked for longer than its work may take says nothing."""
+        now = boottime()
+        if self._stand_in is None or now < self._stand_in.at:
+            return None
+        works = any(not lease.lost and now < lease.stop_at for lease in self._leases)
+        return self._stand_in if works else None
+
+    def _say(self, stand_in: StandIn) -> None:
+        with self._changed:
+            if self._stand_in is stand_in:
+                self._stand_in = replace(stand_in, at=boottime() + STAND_IN_EVERY_S)
+        try:
+            self._connected().execute(stand_in.statement, stand_in.params)
+        except Exception as error:  # the thread must outlive it: leases come first
+            log.warning("the others cannot hear of this process", error=str(error).strip())
+            self._drop_connection()
 
     def _until_next(self) -> float:
         """How long nothing is due, in seconds; a machine that slept is noticed within a second."""
@@ -220,9 +257,7 @@ class Renewer:
             "lease": renewal.lease,
         }
         asked_at = boottime()
-        if self._connection is None or self._connection.closed:
-            self._connection = self._connect()
-        connection = self._connection
+        connection = self._connected()
         connection.execute(BEGIN, prepare=False)
         renewed = {row["claim_seq"] for row in connection.execute(renewal.renew, params)}
         connection.execute("COMMIT", prepare=False)
@@ -255,6 +290,11 @@ class Renewer:
                 self._connection.rollback()
         except psycopg.Error:
             self._drop_connection()
+
+    def _connected(self) -> psycopg.Connection[dict[str, Any]]:
+        if self._connection is None or self._connection.closed:
+            self._connection = self._connect()
+        return self._connection
 
     def _drop_connection(self) -> None:
         connection, self._connection = self._connection, None

@@ -157,6 +157,21 @@ async def test_a_time_without_the_database_is_nobodys_death(pool: Pool, database
         assert (await delivery(pool, first))["status"] == "ignored"
 
 
+async def test_a_process_whose_event_loop_is_blocked_by_a_handler_lives_for_as_long_as_its_claim_is_renewed(
+    pool: Pool, database_url: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(fleet, "STAND_IN_AFTER_S", 0)
+    [id_] = await arrived(pool, arrival(stories(7)))
+    async with process(database_url, handling("shortcut/story.update")) as (other, _):
+        seen = "SELECT 1 FROM processes WHERE seen_at > now() - interval '30 s'"
+        await silent(pool, 31)
+        claim = await inbox.take(other, "applying", id_)
+        assert claim is not None
+        async with claim.held():  # nothing in the loop says that this process lives
+            await until(lambda: sql(pool, seen))
+            await claim.complete("ignored")
+
+
 async def test_events_of_one_request_that_two_processes_handle_are_each_for_the_one_that_does(
     pool: Pool, database_url: str
 ) -> None:

@@ -25,6 +25,7 @@ from webhooks.inbox import wants
 from webhooks.inbox.wants import LIVING_FOR, MOST_ENDED, WANTED, want, wants_of
 from webhooks.phase import Phase
 from webhooks.pool import Pool
+from webhooks.renewer import boottime
 
 log = structlog.get_logger(__name__)
 
@@ -33,6 +34,8 @@ HEARTBEAT_S = 4.0
 LOOK_AGAIN_AFTER_S = 0.1
 JOIN_AGAIN_AFTER_S = 2.0
 LEAVE_WITHIN_S = 2.0
+# A handler that blocks the event loop holds up the heartbeat, too: then the thread that renews its lease says it.
+STAND_IN_AFTER_S = 10.0
 MISSED = timedelta(seconds=15)
 """Who was not heard of for as long itself knows nothing of the others' silence: the database may have been away."""
 
@@ -65,6 +68,7 @@ IN_FORCE = compose(
     "WHERE p.stopped_at IS NULL AND p.seen_at > now() - %(living)s\n"
     "ORDER BY f.table_name, f.ready, f.first_seen DESC, f.declaration DESC"
 )
+STAND_IN = compose("UPDATE {processes} SET seen_at = statement_timestamp() WHERE id = %(id)s")
 LEAVE = compose("UPDATE {processes} SET stopped_at = statement_timestamp() WHERE id = %(id)s")
 FORGET = compose("DELETE FROM {processes} WHERE seen_at < now() - interval '1 day'")
 
@@ -137,7 +141,7 @@ class Fleet:
         beat_at = loop.time() + HEARTBEAT_S
         while True:
             with suppress(TimeoutError):
-                async with asyncio.timeout(min(self._poll_s, HEARTBEAT_S)):
+                async with asyncio.timeout(min(self._poll_s, max(beat_at - loop.time(), 0))):
                     await self._look.wait()
             self._look.clear()
             try:
@@ -176,6 +180,7 @@ class Fleet:
             self.on_change()
 
     async def _beat(self) -> None:
+        asked_at = boottime()
         flows = [(table, phase) for table, gate in self._gates.items() for phase in gate.phases.values()]
         declared = {
             "tables": [table for table, _ in flows],
@@ -186,6 +191,7 @@ class Fleet:
         statements: list[Statement] = [(HEARTBEAT, params), (DECLARE, declared), (IN_FORCE, params)]
         *_, found = await self._pool.at_once(statements)
         self._away = False
+        self._pool.renewer.stand_in(STAND_IN, self._params, asked_at + STAND_IN_AFTER_S)
         in_force = {(row["table_name"], row["ready"]): row for row in await found.fetchall()}
         outranked: dict[tuple[str, str], str] = {}
         for table, phase in flows:
