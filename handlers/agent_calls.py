@@ -26,7 +26,7 @@ import httpx
 from pydantic import BaseModel
 
 from handlers.agents import Agent, HttpAdapter, ProcessAdapter
-from handlers.calls import pause, tls
+from handlers.calls import not_done_if_unsent, pause, tls
 from handlers.issues import Issue
 from handlers.runner import run
 from handlers.texts import json_text
@@ -100,13 +100,12 @@ class Call:
     async def _post(self, adapter: HttpAdapter) -> bytes:
         url = str(adapter.url)
         try:
-            async with (
-                asyncio.timeout(adapter.timeout_s),
-                self._http.stream("POST", url, content=self._told, headers=self._headers(adapter)) as response,
-            ):
-                body = await _capped(response)
-        except (httpx.ConnectError, httpx.ConnectTimeout) as error:
-            raise NotDone(f"no connection to {url}: {str(error) or type(error).__name__}") from error
+            with not_done_if_unsent(url):
+                async with (
+                    asyncio.timeout(adapter.timeout_s),
+                    self._http.stream("POST", url, content=self._told, headers=self._headers(adapter)) as response,
+                ):
+                    body = await _capped(response)
         except TimeoutError:
             raise AgentFailed(f"{url} did not answer within {adapter.timeout_s:g} s") from None
         except httpx.TransportError as error:

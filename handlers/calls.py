@@ -15,7 +15,8 @@ from __future__ import annotations
 import math
 import re
 import ssl
-from collections.abc import Mapping
+from collections.abc import Generator, Mapping
+from contextlib import contextmanager
 from datetime import UTC, datetime, timedelta
 from email.utils import parsedate_to_datetime
 from functools import cache
@@ -30,12 +31,30 @@ RATE_LIMIT_PAUSE = timedelta(seconds=60)
 """How long a 429 without Retry-After asks to wait: Shortcut counts 200 requests a minute and names no time."""
 LONGEST_PAUSE = timedelta(hours=1)
 MOST_REDIRECTS = 3
+NOTHING_SENT = (
+    httpx.ConnectError,
+    httpx.ConnectTimeout,
+    httpx.PoolTimeout,
+    httpx.ProxyError,
+    httpx.UnsupportedProtocol,
+)
+"""What httpx raises before the first byte of a request has left: refused, too late, no such host, wrong certificate, no
+way through a proxy. Whatever else it raises leaves open what became of the request."""
 
 
 @cache
 def tls() -> ssl.SSLContext:
     """What clients verify servers with: made once, because loading the authorities blocks the loop for a while."""
     return httpx.create_ssl_context()
+
+
+@contextmanager
+def not_done_if_unsent(where: str) -> Generator[None]:
+    """Within it one request is made; where it certainly was not sent, that is told as `NotDone`."""
+    try:
+        yield
+    except NOTHING_SENT as error:
+        raise NotDone(f"no connection to {where}: {str(error) or type(error).__name__}") from error
 
 
 class ProviderFailed(Exception):
@@ -56,15 +75,13 @@ async def call(http: httpx.AsyncClient, method: str, path: str, **arguments: Any
         ProviderFailed: the provider answered with a 5xx.
         httpx.TransportError: the connection broke after the request was sent.
     """
-    try:
+    with not_done_if_unsent(http.base_url.host):
         response = await http.request(method, path, **arguments)
         for _ in range(MOST_REDIRECTS):
             if (there := _elsewhere(http, response)) is None:
                 break
             arguments.pop("params", None)  # they are part of the new address
             response = await http.request(method, there, **arguments)
-    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout) as error:
-        raise NotDone(f"no connection to {http.base_url.host}: {str(error) or type(error).__name__}") from error
     if response.is_success:
         return response.json()
     complaint = f"{http.base_url.host} answered {response.status_code} to {method} {path}: {_message(response)}"

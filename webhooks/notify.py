@@ -128,7 +128,7 @@ async def _post(url: str, secret: str, id: str, body: bytes) -> int:
             http.stream("POST", url, content=body, headers=headers) as answer,
         ):
             said = "" if answer.is_success else await _beginning(answer)
-    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.UnsupportedProtocol) as error:
+    except (httpx.ConnectError, httpx.ConnectTimeout, httpx.ProxyError, httpx.UnsupportedProtocol) as error:
         raise NotDone(f"no connection to WEBHOOKS_NOTIFY_URL: {error}") from error
     except httpx.HTTPError as error:
         raise NotAccepted(f"no answer from WEBHOOKS_NOTIFY_URL: {type(error).__name__}: {error}") from error

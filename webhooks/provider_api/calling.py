@@ -25,7 +25,7 @@ FIRST_RETRY_S = 0.5
 PATIENCE = timedelta(minutes=5)
 HARMLESS_TO_REPEAT = frozenset({"GET", "HEAD", "PUT", "DELETE"})
 # The request was not sent.
-NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout)
+NOTHING_SENT = (httpx.ConnectError, httpx.ConnectTimeout, httpx.PoolTimeout, httpx.ProxyError)
 
 
 @dataclass(frozen=True, slots=True)
