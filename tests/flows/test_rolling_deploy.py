@@ -8,7 +8,7 @@ from pathlib import Path
 import httpx
 import psycopg
 from consumers import Request, digest, from_github, from_shortcut, stories
-from processes import SECRETS, eventually, serving
+from processes import SECRETS, eventually, serving, started, webhooks
 from versions import APPLIED
 
 EACH = 50
@@ -68,6 +68,28 @@ def test_a_rolling_deploy_ignores_nothing_and_applies_nothing_twice(tmp_path: Pa
     by = {event: {pid for name, pid, _ in found if name == event} for event, *_ in found}
     assert (by["release"], by["story.update"], by["fork"]) == ({new.pid}, {new.pid}, {old.pid})
     assert left
+
+
+def test_a_receiver_registers_before_it_listens_and_says_when_it_has_ended(tmp_path: Path, database_url: str) -> None:
+    arguments = ("serve", "--no-worker", "--app", "versions:new", "--port", "0", "--control-port", "0")
+    with psycopg.connect(database_url) as connection:
+        connection.execute("LOCK TABLE processes IN SHARE MODE")
+        with started(tmp_path, *arguments, DATABASE_URL=database_url, **SECRETS) as process:
+            process.says("this process cannot register yet")
+            assert "receiver  http://" not in process.output
+            connection.rollback()
+            process.says("receiver  http://")
+            shown = "SELECT app, handles, accepts, flows, stopped_at IS NULL FROM processes"
+            handles = ["github/push", "github/release", "shortcut/story.update"]
+            line = ("versions:new", handles, ["github", "shortcut"], {})
+            assert connection.execute(shown).fetchall() == [(*line, True)]
+            connection.rollback()
+            status = webhooks(tmp_path, "status", "--app", "versions:new", DATABASE_URL=database_url).stdout
+            assert f":{process.pid}:" in status
+            assert "versions:new" in status
+            process.signal()
+            assert process.ends() == 0
+        assert connection.execute(shown).fetchall() == [(*line, False)]
 
 
 def statuses(connection: psycopg.Connection) -> set[str]:

@@ -251,6 +251,17 @@ async def test_a_copy_of_what_waits_for_another_process_leaves_it_waiting_and_he
         await until(lambda: ended(pool, [row["id"]], "processed"))
 
 
+async def test_a_copy_of_a_dead_delivery_is_decided_anew_by_whoever_claims_it(pool: Pool, database_url: str) -> None:
+    request = from_shortcut(stories(7))
+    async with stack(database_url, handling("shortcut/story.update"), work=False) as running:
+        assert (await running.send(request)).status_code == 202
+        await sql(
+            pool, "UPDATE deliveries SET status = 'dead', claimed_from = 'received', wants = 'shortcut/story.read'"
+        )
+        assert (await running.send(request)).json()["status"] == "rearmed"
+    assert len(await inbox.take_next(pool, "applying", 1)) == 1
+
+
 async def ended(pool: Pool, ids: Sequence[int], status: str) -> bool:
     rows = await sql(pool, "SELECT status FROM deliveries WHERE id = ANY(%(ids)s)", ids=list(ids))
     return [row["status"] for row in rows] == [status] * len(ids)
@@ -261,7 +272,6 @@ async def ended(pool: Pool, ids: Sequence[int], status: str) -> bool:
 
 async def test_neither_queue_starves_the_other(pool: Pool, database_url: str) -> None:
     await sql(pool, APPLIED)
-    await sql(pool, "CREATE TABLE claims (key text)")
     wanting = await arrived(pool, *(arrival(stories(key)) for key in range(150)))
     plain = await arrived(pool, *(arrival(b"{}", source="github") for _ in range(150)))
     await sql(pool, "UPDATE deliveries SET wants = 'shortcut/story.update' WHERE id = ANY(%(ids)s)", ids=wanting)
@@ -274,8 +284,8 @@ async def test_neither_queue_starves_the_other(pool: Pool, database_url: str) ->
         finally:
             await worker.stop()
     rows = await sql(pool, "SELECT key::bigint AS key FROM attempts ORDER BY claim_seq LIMIT 150")
-    assert {row["key"] for row in rows} & set(wanting)
-    assert {row["key"] for row in rows} & set(plain)
+    assert len({row["key"] for row in rows} & set(wanting)) >= 50
+    assert len({row["key"] for row in rows} & set(plain)) >= 50
     assert await sql(pool, "SELECT count(*) FROM applied") == [{"count": 300}]
 
 
