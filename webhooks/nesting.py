@@ -7,9 +7,12 @@ from __future__ import annotations
 
 import json
 from array import array
+from collections.abc import Callable
 from itertools import accumulate
 from threading import Thread
-from typing import Any
+from typing import Any, TypeVar
+
+T = TypeVar("T")
 
 MOST_NESTED = 950
 """So many arrays and objects may stand inside one another: Python 3.11 reads and writes a thousand and no more."""
@@ -31,7 +34,7 @@ def loads(text: str | bytes) -> Any:
         TooDeep: it nests deeper than `MOST_NESTED`. Found by counting, before anything recurses.
         ValueError: it is no JSON.
     """
-    return json.loads(text) if check(text) <= _NEEDS_NO_ROOM else _with_room(text)
+    return with_room(check(text), lambda: json.loads(text))
 
 
 def check(text: str | bytes) -> int:
@@ -62,18 +65,28 @@ def _depth(text: bytes) -> int:
     return max(accumulate(array("b", text.translate(_STEPS))), default=0)
 
 
-def _with_room(text: str | bytes) -> Any:
-    """Parse in a thread, whose stack is empty, so that the result does not hang on who asks."""
-    found: list[Any] = []
+def with_room(depth: int, read: Callable[[], T]) -> T:
+    """Read what nests so deep: where that takes room, in a thread, whose stack is empty, whoever asks.
+
+    Args:
+        depth: what `check` returned.
+        read: what recurses.
+
+    Raises:
+        Exception: what `read` raises.
+    """
+    if depth <= _NEEDS_NO_ROOM:
+        return read()
+    found: list[T] = []
     failed: list[BaseException] = []
 
-    def parse() -> None:
+    def run() -> None:
         try:
-            found.append(json.loads(text))
+            found.append(read())
         except BaseException as error:
             failed.append(error)
 
-    thread = Thread(target=parse, name="nested JSON")
+    thread = Thread(target=run, name="nested JSON")
     thread.start()
     thread.join()
     if failed:

@@ -17,7 +17,7 @@ from urllib.parse import quote_plus
 
 from webhooks.delivery import Headers
 from webhooks.errors import Refused, Unreadable
-from webhooks.nesting import check
+from webhooks.nesting import check, with_room
 from webhooks.rewriting import Budget, guesses
 from webhooks.sources import Source
 from webhooks.sources.reading import first, is_object, sequence
@@ -54,15 +54,18 @@ def read(data: str) -> Message:
         Unreadable: it is not what a channel sends.
     """
     try:
-        check(data)
-        members = dict(_members(data))
-        headers = tuple(_headers(members))
-        writings = tuple(dict.fromkeys(_writings(members, headers)))
+        headers, writings = with_room(check(data), lambda: _parts(data))
     except (ValueError, RecursionError):
         raise Unreadable("an event of the channel is not a JSON object that can be read") from None
     if not writings:
         raise Unreadable("an event of the channel has no body")
     return Message(headers, writings)
+
+
+def _parts(data: str) -> tuple[Headers, tuple[bytes, ...]]:
+    members = dict(_members(data))
+    headers = tuple(_headers(members))
+    return headers, tuple(dict.fromkeys(_writings(members, headers)))
 
 
 def _members(text: str) -> Iterator[tuple[str, str]]:
