@@ -102,6 +102,7 @@ def of_phase(gate: Gate[Any], phase: Phase) -> Iterator[tuple[str, bytes]]:
         yield "claim_next.equal", composed.claim_next(phase, equal=equal, due_by=True)
         yield "claim_next.equal_marked", composed.claim_next(phase, equal=equal, due_by=True, marked=True)
     yield "claim_next.known", composed.claim_next(phase, known=True)
+    yield "claim_next.left_out", composed.claim_next(phase, left_out=True)
     yield "renew", composed.renew(phase)
     yield "still_held", composed.still_held(phase)
     yield "hold", composed.hold(phase)

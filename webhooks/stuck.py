@@ -24,7 +24,9 @@ log = structlog.get_logger(__name__)
 What = Literal["claimed", "freed"]
 """What a row refuses: to be claimed, or to go back, or to a person, when its claim or its attempts are over."""
 
-FIRST_PAUSE_S = 15.0
+# The first pause and the longest, in seconds. A claim may be refused for the moment only: by a unique index of the rows
+# that are worked on, which allows one of a kind at a time.
+PAUSES_S: dict[What, tuple[float, float]] = {"claimed": (1.0, 60.0), "freed": (15.0, 120.0)}
 LONGEST_PAUSE_S = 120.0
 OUTDATED = timedelta(minutes=5)
 MOST = 10_000
@@ -43,8 +45,8 @@ FORGET = compose(
     "    OR seen_at < statement_timestamp() - %(outdated)s"
 )
 COUNT = compose(
-    "SELECT count(*) AS rows, max(reason) AS reason FROM {stuck}\n"
-    "WHERE table_name = %(table)s AND phase = %(phase)s AND what = %(what)s"
+    "SELECT count(*) AS rows, string_agg(DISTINCT what, ' or ') AS what, max(reason) AS reason FROM {stuck}\n"
+    "WHERE table_name = %(table)s AND phase = %(phase)s"
 )
 OF_TABLE = compose(
     "SELECT key, phase, what, reason, constraint_name, since, seen_at FROM {stuck}\n"
@@ -84,7 +86,8 @@ class Stuck:
         """Leave a row out for a while, longer each time."""
         known = self._pauses.setdefault((table, phase, what), {})
         pause = known.setdefault(key, _Pause())
-        pause.until = self._clock() + min(LONGEST_PAUSE_S, FIRST_PAUSE_S * 2 ** min(pause.tries, 10))
+        first, longest = PAUSES_S[what]
+        pause.until = self._clock() + min(longest, first * 2 ** min(pause.tries, 10))
         pause.tries += 1
 
     def went(self, table: str, phase: str, what: What, keys: Iterable[str]) -> list[str]:
@@ -103,22 +106,21 @@ async def record(tx: Transaction, table: str, key: str, phase: str, what: What, 
         log.error(f"this row cannot be {what}: mend it by hand", row=f"{table}:{key}", phase=phase, reason=reason)
 
 
-async def review(tx: Transaction, table: str, phase: str, what: What, went: Sequence[str]) -> str | None:
+async def review(tx: Transaction, table: str, phase: str, went: Sequence[str]) -> str | None:
     """Remove the lines of rows that are well again, and say what is the matter with those that are left.
 
     Args:
         tx: where.
         table: whose rows.
         phase: named by its claimed status.
-        what: what they were asked to do.
-        went: the keys of those that did it.
+        went: the keys of those that did what they had refused.
     """
     await tx.execute(FORGET, {"table": table, "keys": list(went), "outdated": OUTDATED})
-    found = await (await tx.execute(COUNT, {"table": table, "phase": phase, "what": what})).fetchone()
+    found = await (await tx.execute(COUNT, {"table": table, "phase": phase})).fetchone()
     if found is None or not found["rows"]:
         return None
     rows = "1 row" if found["rows"] == 1 else f"{found['rows']} rows"
-    return f"{rows} cannot be {what} ({found['reason']}): webhooks escalations"
+    return f"{rows} cannot be {found['what']} ({found['reason']}): webhooks escalations"
 
 
 def _reason(error: BaseException) -> str:

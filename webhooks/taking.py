@@ -1,4 +1,4 @@
-"""Taking rows: the claim of a known one, the claim of the next ones, and the sweep that makes them available again."""
+"""Taking rows: the claim of a known one, and the claim of the next ones."""
 
 from __future__ import annotations
 
@@ -21,6 +21,7 @@ from webhooks.phase import Phase
 from webhooks.pool import Pool
 from webhooks.renewer import boottime
 from webhooks.statements import DUE, IS_SUSPECT, KEY_TEXT, RECORD_ATTEMPT, Barred, mark_name
+from webhooks.stuck import MOST, What, record, review
 from webhooks.text import message_of
 
 log = structlog.get_logger(__name__)
@@ -82,32 +83,36 @@ async def take_next(
     """Claim up to `limit` (at most 100) of the rows that wait, in their order; see `Gate.take_next`."""
     if None in equal.values():
         raise ValueError("claim_next compares with =, which None never equals")
+    refusing = pool.stuck.left_out(owned.table, owned.phase.claimed, "claimed")
     wanted = (owned.phase, barred, tuple(equal), due_by is not None, keys is not None)
     params: dict[str, object] = {
         "table": owned.table,
         "claimed_by": claimed_by or pool.process,
         "lease": owned.lease,
         "due_by": due_by,
+        "refusing": refusing,
         **{f"equal_{column}": value for column, value in equal.items()},
         **({} if keys is None else owned.key.lists(list(keys))),
     }
     queue = None if keys is not None else (owned.table, owned.phase.claimed, barred, due_by, *equal.items())
     mark = None if queue is None else pool.marks.of(queue)
     try:
+        batch = Batch()
         if mark is not None:
             batch = await _claim_next(pool, owned, wanted, params, limit, queue, mark)
-            if batch:
-                if not batch.more:
-                    pool.marks.set(queue, None)  # what lies before the mark comes next
-                    batch.more = True
-                return batch
-        return await _claim_next(pool, owned, wanted, params, limit, queue, None)
+            if batch and not batch.more:
+                pool.marks.set(queue, None)  # what lies before the mark comes next
+                batch.more = True
+        batch = batch or await _claim_next(pool, owned, wanted, params, limit, queue, None)
     except psycopg.Error as error:
         if not is_about_the_row(error):
             raise
         log.warning("a row refuses to be claimed, each is tried by itself", table=owned.table, error=message_of(error))
         waiting = owned.statements.waiting(*wanted)
-        return await _take_singly(pool, owned, limit, waiting, params, claimed_by)
+        batch = await _take_singly(pool, owned, limit, waiting, params, claimed_by)
+    if went := pool.stuck.went(owned.table, owned.phase.claimed, "claimed", map(_key_text, batch)):
+        await well(pool, owned, went)
+    return batch
 
 
 async def _claim_next(
@@ -120,7 +125,7 @@ async def _claim_next(
     mark: Mark | None,
 ) -> Batch:
     """Claim up to `limit` rows in one statement, beginning at the mark, and remember where it ended."""
-    statement = owned.statements.claim_next(*wanted, marked=mark is not None)
+    statement = owned.statements.claim_next(*wanted, left_out=bool(params["refusing"]), marked=mark is not None)
     marks = {f"mark_{place}": value for place, value in enumerate(mark or ())}
     fence = await pool.fences(limit)
     async with _given_back(pool, owned, limit) as given_back:
@@ -145,31 +150,55 @@ async def _claim_next(
 async def _take_singly(
     pool: Pool, owned: Owned, limit: int, waiting: bytes, params: Mapping[str, object], claimed_by: str | None
 ) -> Batch:
-    """Claim rows one by one: a value that cannot be read, or a trigger that refuses, must not hold up the others."""
+    """Claim rows one by one: a value that cannot be read, or a trigger that refuses, must not hold up the others.
+
+    Where all of a hundred refuse, those behind them are looked at.
+    """
+    while True:
+        refusing = pool.stuck.left_out(owned.table, owned.phase.claimed, "claimed")
+        async with pool.transaction() as tx:
+            rows = await (await tx.execute(waiting, {**params, "refusing": refusing})).fetchall()
+        claims, refused = Batch(more=len(rows) > 1), 0
+        try:
+            for row in rows:
+                if len(claims) == limit or (claims and (row[IS_SUSPECT] or claims[-1].suspect)):
+                    break
+                try:
+                    claim = await take(pool, owned, owned.key.value(row), claimed_by)
+                except psycopg.Error as error:
+                    if not is_about_the_row(error):
+                        raise
+                    refused += 1
+                    await refuses(pool, owned, "claimed", row[KEY_TEXT], error)
+                    continue
+                if claim is not None:
+                    claim.suspect = row[IS_SUSPECT]
+                    claims.append(claim)
+        except BaseException:
+            await _give_all_back(pool, owned, claims)
+            raise
+        if claims or not refused or len(refusing) >= MOST:
+            claims.more = claims.more and bool(claims)
+            return claims
+
+
+async def refuses(pool: Pool, owned: Owned, what: What, key: str, error: psycopg.Error) -> None:
+    """Write down that a row refuses, and leave it out of batches for a while."""
+    pool.stuck.refused(owned.table, owned.phase.claimed, what, key)
     async with pool.transaction() as tx:
-        rows = await (await tx.execute(waiting, params)).fetchall()
-    claims = Batch(more=len(rows) > 1)
-    try:
-        for row in rows:
-            if len(claims) == limit or (claims and (row[IS_SUSPECT] or claims[-1].suspect)):
-                break
-            key = owned.key.value(row)
-            try:
-                claim = await take(pool, owned, key, claimed_by)
-            except psycopg.Error as error:
-                if not is_about_the_row(error):
-                    raise
-                label = f"{owned.table}:{row[KEY_TEXT]}"
-                log.error("this row cannot be claimed: mend it by hand", row=label, error=message_of(error))
-                continue
-            if claim is not None:
-                claim.suspect = row[IS_SUSPECT]
-                claims.append(claim)
-    except BaseException:
-        await _give_all_back(pool, owned, claims)
-        raise
-    claims.more = claims.more and bool(claims)
-    return claims
+        await record(tx, owned.table, key, owned.phase.claimed, what, error)
+
+
+async def well(pool: Pool, owned: Owned, went: Sequence[str]) -> None:
+    """Remove the lines of rows that went, and report what is the matter with others of their phase."""
+    table, phase = owned.table, owned.phase.claimed
+    async with pool.transaction() as tx:
+        reason = await review(tx, table, phase, went)
+    pool.health.report(f"{table}.{phase}.stuck", reason)
+
+
+def _key_text(claim: Claim[Any]) -> str:
+    return claim.label.partition(":")[2]
 
 
 async def last_chance_waits(pool: Pool, owned: Owned, equal: Mapping[str, object]) -> bool:
@@ -177,7 +206,8 @@ async def last_chance_waits(pool: Pool, owned: Owned, equal: Mapping[str, object
     async with pool.transaction() as tx:
         statement = owned.statements.last_chance_waits(owned.phase, tuple(equal))
         values = {f"equal_{column}": value for column, value in equal.items()}
-        cursor = await tx.execute(statement, {"table": owned.table, **values})
+        refusing = pool.stuck.left_out(owned.table, owned.phase.claimed, "claimed")
+        cursor = await tx.execute(statement, {"table": owned.table, "refusing": refusing, **values})
         return await cursor.fetchone() is not None
     return False
 

@@ -1,6 +1,6 @@
 SELECT 1 AS found FROM (
     SELECT "id", attempt_count, max_attempts FROM "issues"
-    WHERE status = 'open' AND attempt_count < max_attempts AND not_before <= now()
+    WHERE status = 'open' AND attempt_count < max_attempts AND not_before <= now() AND "id"::text <> ALL(%(refusing)s)
     ORDER BY "rank_at", "id" LIMIT 1000
 ) AS t WHERE attempt_count > 0 AND attempt_count = max_attempts - 1
         AND coalesce((SELECT a.outcome FROM "attempts" AS a

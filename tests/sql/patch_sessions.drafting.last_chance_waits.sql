@@ -1,6 +1,6 @@
 SELECT 1 AS found FROM (
     SELECT "sc_id", attempt_count, max_attempts FROM "patch_sessions"
-    WHERE status = 'clarified' AND attempt_count < max_attempts AND not_before <= now()
+    WHERE status = 'clarified' AND attempt_count < max_attempts AND not_before <= now() AND "sc_id"::text <> ALL(%(refusing)s)
     ORDER BY "not_before", "sc_id" LIMIT 1000
 ) AS t WHERE attempt_count > 0 AND attempt_count = max_attempts - 1
         AND coalesce((SELECT a.outcome FROM "attempts" AS a

@@ -11,11 +11,12 @@ import psycopg
 import structlog
 from psycopg.errors import LockNotAvailable
 
-from webhooks import stuck
 from webhooks.db.sqlstate import is_about_the_row
 from webhooks.owned import Owned
 from webhooks.pool import Pool
 from webhooks.statements import KEY_TEXT, Sweep
+from webhooks.stuck import MOST
+from webhooks.taking import refuses, well
 
 log = structlog.get_logger(__name__)
 
@@ -41,10 +42,7 @@ async def sweep(pool: Pool, owned: Owned) -> int:
     moved: list[str] = []
     for each in owned.sweeps:
         moved += await _swept(pool, owned, each, params)
-    table, phase = owned.table, owned.phase.claimed
-    async with pool.transaction() as tx:
-        reason = await stuck.review(tx, table, phase, "freed", pool.stuck.went(table, phase, "freed", moved))
-    pool.health.report(f"{table}.{phase}.stuck", reason)
+    await well(pool, owned, pool.stuck.went(owned.table, owned.phase.claimed, "freed", moved))
     return len(moved)
 
 
@@ -61,7 +59,7 @@ async def _swept(pool: Pool, owned: Owned, each: Sweep, params: Mapping[str, obj
                 raise
             swept, page = await _one_by_one(pool, owned, each, params, refusing)
         moved += swept
-        if page < AT_ONCE or len(refusing) >= stuck.MOST:
+        if page < AT_ONCE or len(refusing) >= MOST:
             return moved
 
 
@@ -81,10 +79,7 @@ async def _one_by_one(
             if not is_about_the_row(error):
                 raise
             refused += 1
-            text = row[KEY_TEXT]
-            pool.stuck.refused(owned.table, owned.phase.claimed, "freed", text)
-            async with pool.transaction() as tx:
-                await stuck.record(tx, owned.table, text, owned.phase.claimed, "freed", error)
+            await refuses(pool, owned, "freed", row[KEY_TEXT], error)
     return moved, len(rows) if moved or refused else 0
 
 

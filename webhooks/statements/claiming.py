@@ -77,6 +77,7 @@ class Claiming(Gated):
         equal: tuple[str, ...] = (),
         due_by: bool = False,
         known: bool = False,
+        left_out: bool = False,
         marked: bool = False,
     ) -> bytes:
         """Claim the next `limit` rows nobody else is claiming, in order, and write their lines in `attempts`.
@@ -91,6 +92,7 @@ class Claiming(Gated):
             equal: columns that must equal the parameters `equal_<column>`.
             due_by: whether a row must have been due at the parameter `due_by`.
             known: whether only the rows in the key lists may be taken.
+            left_out: whether the rows whose keys are in `refusing` are left out.
             marked: whether to begin at the parameters `mark_0`, `mark_1`, … rather than at the front.
         """
         return compose(
@@ -119,7 +121,7 @@ class Claiming(Gated):
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
-            guards=self._guards(barred, equal, due_by, known) + self._from_mark(marked),
+            guards=self._guards(barred, equal, due_by, known, left_out) + self._from_mark(marked),
             order_by=self.order_by,
             suspect=self._of_attempts(SUSPECT),
             claimed=Literal(phase.claimed),
@@ -140,7 +142,10 @@ class Claiming(Gated):
     def waiting(
         self, phase: Phase, barred: Barred, equal: tuple[str, ...] = (), due_by: bool = False, known: bool = False
     ) -> bytes:
-        """Read the keys that `claim_next` would take, a hundred of them, without a lock, and which it takes alone."""
+        """Read the keys that `claim_next` would take, a hundred of them, without a lock, and which it takes alone.
+
+        The rows whose keys are in `refusing` are left out.
+        """
         return compose(
             "SELECT {key}, {suspect} AS {is_suspect} FROM {table} AS t\n"
             "WHERE status = {ready} AND attempt_count < max_attempts AND not_before <= now(){guards}\n"
@@ -150,7 +155,7 @@ class Claiming(Gated):
             is_suspect=Identifier(IS_SUSPECT),
             table=self.table,
             ready=Literal(phase.ready),
-            guards=self._guards(barred, equal, due_by, known),
+            guards=self._guards(barred, equal, due_by, known, left_out=True),
             order_by=self.order_by,
         )
 
@@ -166,7 +171,7 @@ class Claiming(Gated):
             key_list=self.key_list,
             table=self.table,
             ready=Literal(phase.ready),
-            guards=self._guards("nothing", equal, due_by=False, known=False),
+            guards=self._guards("nothing", equal, due_by=False, known=False, left_out=True),
             order_by=self.order_by,
             last_chance=self._of_attempts(LAST_CHANCE),
         )
@@ -187,13 +192,15 @@ class Claiming(Gated):
     def _of_attempts(self, text: LiteralString) -> Composed:
         return named(text, key_of_t_text=self.key_of_t_text)
 
-    def _guards(self, barred: Barred, equal: tuple[str, ...], due_by: bool, known: bool) -> Composed:
+    def _guards(self, barred: Barred, equal: tuple[str, ...], due_by: bool, known: bool, left_out: bool) -> Composed:
         guards: list[Composable] = [self._of_attempts(GUARDS[barred])]
         guards += [SQL(" AND {} = {}").format(Identifier(column), Placeholder("equal_" + column)) for column in equal]
         if not known and self.reserved not in equal:
             guards.append(self.unreserved)
         if due_by:
             guards.append(SQL(" AND not_before <= %(due_by)s"))
+        if left_out:
+            guards.append(SQL(" AND {}").format(self.not_refusing))
         if known:
             guards.append(SQL(" AND {}").format(self.among()))
             if len(self.key.columns) > 1:
