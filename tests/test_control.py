@@ -115,7 +115,7 @@ def test_who_may_ask(given: Lines, peer: str | None, token: str | None, status: 
 
 
 async def test_every_path_but_health_is_checked_the_consumers_own_included(database_url: str) -> None:
-    paths = ["/readyz", "/metrics", "/api/status", "/api/deliveries", "/api/deliveries/1", "/hello", "/nothing"]
+    paths = ["/metrics", "/api/status", "/api/deliveries", "/api/deliveries/1", "/hello", "/nothing"]
     async with (
         stack(database_url, shop.consumer, work=False) as running,
         asking(running, shop.consumer, peer=ELSEWHERE) as client,
@@ -165,16 +165,6 @@ async def test_a_process_without_a_worker_is_ready_without_one(database_url: str
 
     assert answer.status_code == 200
     assert "worker" not in answer.json()["checks"]
-
-
-async def test_a_worker_that_has_stopped_makes_it_unready(database_url: str) -> None:
-    async with stack(database_url, shop.consumer) as running, asking(running, shop.consumer) as client:
-        assert running.worker is not None
-        await running.worker.stop()
-        answer = await client.get("/readyz")
-
-    assert answer.status_code == 503
-    assert answer.json()["checks"]["worker"] == "not at work"
 
 
 async def test_a_schema_that_is_behind_makes_it_unready(database_url: str) -> None:

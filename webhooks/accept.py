@@ -123,6 +123,14 @@ class Accepter:
         """Whether the database does not answer, so that every delivery is refused at once."""
         return self._away
 
+    @property
+    def cannot_store(self) -> str | None:
+        """Why deliveries are refused without being tried; None while they are tried."""
+        if self._away:
+            return AWAY
+        refused = self._pulse.refused
+        return None if refused is None else f"the database takes no writes: {refused}"
+
     async def start(self) -> None:
         """Connect, and start the tasks that flush. A database that is away is no error: it may come."""
         if not all(await asyncio.gather(*(self._connect(wire, WITHIN_S) for wire in self._wires))):
@@ -148,10 +156,8 @@ class Accepter:
             Unavailable: the database does not answer. The delivery may have been stored all the same; a second copy
                 will find out.
         """
-        if self._away:
-            raise Unavailable(AWAY)
-        if (refused := self._pulse.refused) is not None:
-            raise Unavailable(f"the database takes no writes: {refused}")
+        if (reason := self.cannot_store) is not None:
+            raise Unavailable(reason)
         if self._waiting_bytes > MOST_WAITING_BYTES:
             raise Unavailable("too much waits for the database already")
         loop = asyncio.get_running_loop()

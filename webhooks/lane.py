@@ -149,6 +149,9 @@ class Lane:
         run: does the work of one held claim, and returns how it ends unless it has settled it.
         turn: shared by all lanes of the gate in this process.
         on_moved: told which rows a claim's end brought into a ready status.
+
+    Attributes:
+        cannot_claim: why the last try to claim failed; None when it did not.
     """
 
     def __init__(
@@ -166,6 +169,7 @@ class Lane:
         self.phase = phase
         self.running: dict[asyncio.Task[None], Claim[Any]] = {}
         self.seen_at = 0.0
+        self.cannot_claim: str | None = None
         self._working: set[Claim[Any]] = set()  # what runs, or waits for its slot
         self._suspects: set[Claim[Any]] = set()  # those of them that may end the process
         self._pool = pool
@@ -228,12 +232,16 @@ class Lane:
             # Read once a round: time alone can take it away.
             room = self._room
             try:
-                if room and await self._claim(min(room, MOST_AT_ONCE)):
+                more = room > 0 and await self._claim(min(room, MOST_AT_ONCE))
+                if room:
+                    self._tell(None)
+                if more:
                     continue
             except Exception as error:  # the database is away, or refuses: whatever it is, work goes on after it
                 log.warning(
                     "cannot claim, trying again", table=self.gate.table, phase=self.phase, error=describe(error)
                 )
+                self._tell(f"cannot be claimed: {describe(error)}")
                 await asyncio.sleep(AFTER_A_FAILURE_S)
                 self._scan_now = True
                 continue
@@ -241,6 +249,11 @@ class Lane:
             with suppress(TimeoutError):
                 async with asyncio.timeout(self._pool.settings.poll_s if self._held else rests_s):
                     await self._wake.wait()
+
+    def _tell(self, reason: str | None) -> None:
+        if reason != self.cannot_claim:
+            self.cannot_claim = reason
+            self._pool.health.report(f"{self.gate.table}.{self.phase}.claim", reason)
 
     @property
     def _room(self) -> int:

@@ -83,7 +83,7 @@ class Health:
 
     Attributes:
         degraded: the reason by the name of what is at fault, such as `orders.packing`.
-        leaving: whether the process was asked to stop, and waits for others to notice.
+        leaving: whether the process was asked to stop.
     """
 
     def __init__(self) -> None:

@@ -7,6 +7,7 @@ import secrets
 from collections.abc import Iterator
 from datetime import datetime, timedelta, timezone
 from pathlib import Path
+from typing import Any
 
 import psycopg
 import pytest
@@ -14,10 +15,11 @@ from gates import sql
 from processes import webhooks
 from psycopg.conninfo import make_conninfo
 from psycopg.errors import ReadOnlySqlTransaction
+from psycopg.rows import dict_row
 from psycopg.sql import SQL, Identifier, Literal
 from psycopg_pool import PoolTimeout
 
-from webhooks.db.connect import Connections, parameters, shut
+from webhooks.db.connect import Connections, is_lost, parameters, shut
 from webhooks.errors import ConfigurationError
 from webhooks.pool import Pool
 from webhooks.settings import Settings
@@ -147,3 +149,23 @@ def test_what_an_address_names_itself_is_kept_except_the_encoding() -> None:
     assert given["client_encoding"] == "utf8"
     assert "options" not in given
     assert parameters("postgresql://a,b/d")["target_session_attrs"] == "read-write"
+
+
+async def test_a_connection_that_is_just_being_made_is_left_alone_where_others_lead_elsewhere(
+    database_url: str,
+) -> None:
+    connections = Connections(database_url)
+    making = await psycopg.AsyncConnection[dict[str, Any]].connect(database_url, autocommit=True, row_factory=dict_row)
+    made = await connections.connect()
+    original = making.execute
+
+    async def dropped_meanwhile(*args: Any, **kwargs: Any) -> Any:
+        connections.drop(but="another server")
+        return await original(*args, **kwargs)
+
+    making.execute = dropped_meanwhile  # type: ignore[method-assign]
+    await connections.greet(making)
+    assert not is_lost(making)
+    assert is_lost(made)
+    await making.close()
+    await made.close()

@@ -18,10 +18,10 @@ from starlette.routing import Route
 from webhooks import observe
 from webhooks.consumer import Consumer
 from webhooks.control import answers
-from webhooks.control.checks import Checks
+from webhooks.control.checks import Checks, is_trusted
 from webhooks.control.decisions import Decisions
 from webhooks.control.feed import Feed
-from webhooks.control.health import OK, Process, checks
+from webhooks.control.health import OK, Process, Readiness
 from webhooks.control.inbox import Inbox
 from webhooks.control.metrics import show
 from webhooks.control.operations import Operation, openapi
@@ -48,6 +48,7 @@ class Control:
         self._consumer = consumer
         self.feed = Feed(process.asker.pool, consumer)
         self._replays = Replays(process, consumer)
+        self._readiness = Readiness(process)
 
     def stop(self) -> None:
         """End what goes on by itself, before the server is stopped: it waits for every answer."""
@@ -57,6 +58,7 @@ class Control:
     async def close(self) -> None:
         """Leave the database, when nothing can ask any more."""
         await self._replays.close()
+        await self._readiness.close()
         await self.feed.close()
 
     def app(self, hosts: Collection[str] = ()) -> Starlette:
@@ -111,9 +113,9 @@ class Control:
         return JSONResponse({"status": OK})
 
     async def readyz(self, request: Request) -> Response:
-        found = await checks(self._process)
-        ready = all(answer == OK for answer in found.values())
-        return JSONResponse({"ready": ready, "checks": found}, 200 if ready else 503)
+        trusted = is_trusted(request.scope)
+        found = await self._readiness.look(trusted=trusted)
+        return JSONResponse(found.as_json(trusted=trusted), 200 if found.ready else 503)
 
     async def metrics(self, request: Request) -> Response:
         try:

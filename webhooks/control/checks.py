@@ -19,8 +19,9 @@ from starlette.types import ASGIApp, Receive, Scope, Send
 Lines = Sequence[tuple[bytes, bytes]]
 
 ALWAYS_ALLOWED = frozenset({"localhost", "127.0.0.1", "::1"})
-OPEN_PATHS = frozenset({"/healthz"})
-"""What anybody may ask: a supervisor asks without a token and by any name, and learns nothing but that we run."""
+OPEN_PATHS = frozenset({"/healthz", "/readyz"})
+"""What anybody may ask: a supervisor asks without a token, by address or any name, from wherever it is. Whoever may not
+ask anything else learns that we run, and by the names of what is checked whether we are ready."""
 FORWARDED = frozenset(
     {
         b"forwarded",
@@ -47,6 +48,7 @@ FORWARDED = frozenset(
 )
 """What proxies, balancers and tunnels add, by their own documentation. One that adds nothing cannot be told."""
 FORWARDED_PREFIX = b"x-forwarded-"
+TRUSTED = "webhooks.trusted"
 _AUTHORITY = re.compile(r"(?:\[([0-9a-fA-F:.]+)\]|([A-Za-z0-9._-]+))(?::[0-9]{1,5})?")
 _SCHEME = re.compile(r"^https?://")
 
@@ -110,6 +112,11 @@ def is_loopback(peer: str | None) -> bool:
     return (mapped or address).is_loopback
 
 
+def is_trusted(scope: Scope) -> bool:
+    """Say whether who asks for what anybody may ask could ask for the rest as well."""
+    return bool(scope.get(TRUSTED, False))
+
+
 def _is_open(scope: Scope) -> bool:
     # The methods that our own route answers: no other route is reached this way.
     return scope["type"] == "http" and scope["path"] in OPEN_PATHS and scope["method"] in ("GET", "HEAD")
@@ -130,12 +137,14 @@ class Checks:
         self._hosts = ALWAYS_ALLOWED | {host.strip("[]").lower() for host in hosts}
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket") or _is_open(scope):
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
         client = scope.get("client")
         refused = refusal(scope["headers"], client[0] if client else None, self._token, self._hosts)
-        if refused is None:
+        if _is_open(scope):
+            await self._app({**scope, TRUSTED: refused is None}, receive, send)
+        elif refused is None:
             await self._app(scope, receive, send)
         elif scope["type"] == "websocket":
             await send({"type": "websocket.close", "code": 1008, "reason": refused.error})

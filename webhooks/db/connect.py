@@ -186,10 +186,10 @@ class Connections:
         anew.
 
         Args:
-            but: the start of a server: connections that lead there are left alone.
+            but: the start of a server: connections that lead there are left alone, and those that are just being made.
         """
         with self._opening:
-            connections = [connection for connection, server in self._open.items() if but is None or server != but]
+            connections = [made for made, server in self._open.items() if but is None or server not in (None, but)]
         for connection in connections:
             shut(connection)
 

@@ -150,8 +150,8 @@ async def _run(options: Options, ready: Callable[[Running], None]) -> None:
         watched, leave = await _start(stack, heard, options, settings, consumer, secrets, ready, left)
         heard.ready()
         await _until_stopped(heard, watched)
+        leave()
         if settings.shutdown_delay_s and options.port is not None:
-            leave()
             await _delay(heard, settings.shutdown_delay_s)
     await _leave_the_stubborn(left)
 

@@ -38,7 +38,7 @@ WITHIN_S = 60.0
 ASK_WITHIN_S = 10.0
 TELL_EVERY_S = 5.0
 # Paths that only a control plane has.
-PRIVATE = ("/readyz", "/metrics", "/api/status")
+PRIVATE = ("/metrics", "/api/status", "/readyz")
 
 
 class NotReached(WebhooksError):

@@ -115,6 +115,14 @@ class Worker:
                 lane.look()
 
     @property
+    def cannot_claim(self) -> str | None:
+        """Why nothing is claimed, in whatever phase; None while anything is."""
+        if not self.alive:
+            return "not at work"
+        reasons = [lane.cannot_claim for lane in self._lanes.values()]
+        return reasons[0] if None not in reasons else None
+
+    @property
     def alive(self) -> bool:
         """Whether every lane has been at work lately."""
         now = asyncio.get_running_loop().time()
