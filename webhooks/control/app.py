@@ -58,7 +58,6 @@ class Control:
     async def close(self) -> None:
         """Leave the database, when nothing can ask any more."""
         await self._replays.close()
-        await self._readiness.close()
         await self.feed.close()
 
     def app(self, hosts: Collection[str] = ()) -> Starlette:

@@ -32,6 +32,13 @@ class Asker:
         self._limit: LiteralString = limit
         self._wire = Wire(pool)
         self._turn = asyncio.Lock()
+        self._beside: list[Asker] = []
+
+    def beside(self) -> Asker:
+        """Return another one, with a connection of its own and closed with this one: neither waits for the other."""
+        another = Asker(self.pool, self._within_s, self._limit)
+        self._beside.append(another)
+        return another
 
     async def ask(self, question: Callable[[Transaction], Awaitable[T]]) -> T:
         """Run a question in a transaction of its own.
@@ -76,4 +83,6 @@ class Asker:
         raise Unavailable(" ".join(self._wire.failure.split()) or "it does not answer")
 
     async def close(self) -> None:
+        for another in self._beside:
+            await another.close()
         await self._wire.close()

@@ -94,14 +94,9 @@ class Readiness:
 
     def __init__(self, process: Process) -> None:
         self._process = process
-        self._asker = Asker(process.asker.pool)
+        self._asker = process.asker.beside()
         self._looking: asyncio.Task[Found] | None = None
         self._looked_at = 0.0
-
-    async def close(self) -> None:
-        if self._looking is not None:
-            await asyncio.wait({self._looking})
-        await self._asker.close()
 
     async def look(self, *, trusted: bool) -> Found:
         """Try what this process is there for; whoever asks meanwhile gets the same answer.
