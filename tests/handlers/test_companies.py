@@ -304,7 +304,10 @@ async def test_an_issue_that_an_agent_resolved_is_worked_on_anew_when_it_is_open
     row = await only_issue(pool)
     # The newest word counts, though it was heard while the issue was resolved.
     assert (row["status"], row["assigned_agent_id"], row["result"]) == ("open", "b", None)
-    assert (row["visit"], row["attempt_count"]) != (claim.visit, 1)
+    assert (row["visit"] != claim.visit, row["attempt_count"]) == (True, 0)
+    # Nobody has begun in this visit, so the newest word goes on to count.
+    await deliver(pool, assigned("c", at=6))
+    assert (await only_issue(pool))["assigned_agent_id"] == "c"
     async with issues.claim_next(pool, "claimed") as claim:
         assert claim is not None
         await claim.complete(result='"done again"')
